@@ -1,0 +1,27 @@
+/*
+ * Every limit on input, in one table: what a file, request or template may ask for before it is refused. Each has the
+ * reason for its value. Raise one here, not at its use.
+ *
+ * SPDX-License-Identifier: MIT
+ */
+#ifndef ESP_BASE_LIMITS_H
+#define ESP_BASE_LIMITS_H
+
+#define ESP_LIMIT_JSON_BYTES       (256u << 20) /* tokenizer.json of a 250k vocabulary is 20 MiB */
+#define ESP_LIMIT_JSON_DEPTH       128          /* api.md of the project: requests; files stay below 20 */
+#define ESP_LIMIT_HEADER_BYTES     (100u << 20) /* safetensors' own limit on its JSON header */
+#define ESP_LIMIT_CONFIG_BYTES     (16u << 20)  /* config.json with a quantization override per module: < 1 MiB */
+#define ESP_LIMIT_TENSORS          1000000u     /* 397B MoE with one tensor per expert: about 100,000 */
+#define ESP_LIMIT_SHARDS           4096u
+#define ESP_LIMIT_DIMS             8u
+#define ESP_LIMIT_LAYERS           1024u
+#define ESP_LIMIT_HIDDEN           65536u
+#define ESP_LIMIT_VOCAB            4194304u
+#define ESP_LIMIT_TEMPLATE_BYTES   (1u << 20)
+#define ESP_LIMIT_TEMPLATE_STEPS   20000000u    /* a 1,000-message conversation takes about 100,000 */
+#define ESP_LIMIT_TEMPLATE_DEPTH   64           /* nested blocks, parentheses, macro calls */
+#define ESP_LIMIT_TEMPLATE_OUTPUT  (256u << 20)
+#define ESP_LIMIT_TEXT_BYTES       (1u << 30)   /* one tokenizer input */
+#define ESP_LIMIT_THREADS          1024u
+
+#endif

@@ -1,0 +1,129 @@
+/*
+ * Files in: mmap for weights, a plain bounded read for text. Mapping is private and read-only, so another process that
+ * rewrites the file in place is outside our contract; one that truncates it is caught by the size checks at open only.
+ *
+ * SPDX-License-Identifier: MIT
+ */
+#include "base/map.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/mem.h"
+
+static esp_status open_regular(int *fd, size_t *size, const char *path, esp_error *err)
+{
+    struct stat st;
+    int f = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a FIFO must not block */
+
+    if (f < 0)
+        return esp_fail(err, errno == ENOENT || errno == ENOTDIR ? ESP_ENOTFOUND : ESP_EIO, "%s: %s", path,
+                        strerror(errno));
+    if (fstat(f, &st) != 0) {
+        int e = errno;
+
+        close(f);
+        return esp_fail(err, ESP_EIO, "%s: %s", path, strerror(e));
+    }
+    if (!S_ISREG(st.st_mode)) {
+        close(f);
+        return esp_fail(err, ESP_EFORMAT, "%s: not a regular file", path);
+    }
+    if (st.st_size < 0 || (uintmax_t)st.st_size > SIZE_MAX / 2) {
+        close(f);
+        return esp_fail(err, ESP_EFORMAT, "%s: %jd bytes cannot be mapped", path, (intmax_t)st.st_size);
+    }
+    *fd = f;
+    *size = (size_t)st.st_size;
+    return ESP_OK;
+}
+
+esp_status esp_map_open(struct esp_map *out, const char *path, esp_error *err)
+{
+    struct esp_map m = {0};
+    int fd;
+
+    ESP_TRY(open_regular(&fd, &m.size, path, err));
+    m.name = esp_strndup(path, strlen(path));
+    if (!m.name) {
+        close(fd);
+        return esp_fail(err, ESP_ENOMEM, "%s: out of memory", path);
+    }
+    if (m.size) {
+        void *p = mmap(NULL, m.size, PROT_READ, MAP_PRIVATE, fd, 0);
+
+        if (p == MAP_FAILED) {
+            esp_status s = esp_fail(err, ESP_EIO, "%s: cannot map %zu bytes: %s", path, m.size, strerror(errno));
+
+            close(fd);
+            esp_free(m.name);
+            return s;
+        }
+        m.data = p;
+    }
+    close(fd);
+    *out = m;
+    return ESP_OK;
+}
+
+void esp_map_close(struct esp_map *m)
+{
+    if (m->data)
+        munmap((void *)(uintptr_t)m->data, m->size);
+    esp_free(m->name);
+    memset(m, 0, sizeof *m);
+}
+
+esp_status esp_read_file(char **out, size_t *len, const char *path, size_t max, esp_error *err)
+{
+    size_t size, got = 0;
+    char *buf;
+    int fd;
+
+    ESP_TRY(open_regular(&fd, &size, path, err));
+    if (size > max) {
+        close(fd);
+        return esp_fail(err, ESP_EFORMAT, "%s: %zu bytes, at most %zu are accepted", path, size, max);
+    }
+    buf = esp_alloc(size + 1);
+    if (!buf) {
+        close(fd);
+        return esp_fail(err, ESP_ENOMEM, "%s: no memory for %zu bytes", path, size);
+    }
+    while (got < size) {
+        ssize_t n = read(fd, buf + got, size - got);
+
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n <= 0)
+            break;
+        got += (size_t)n;
+    }
+    close(fd);
+    if (got != size) {
+        esp_free(buf);
+        return esp_fail(err, ESP_EIO, "%s: read %zu of %zu bytes", path, got, size);
+    }
+    *out = buf;
+    *len = size;
+    return ESP_OK;
+}
+
+char *esp_path_join(const char *dir, const char *name)
+{
+    size_t nd = strlen(dir), nn = strlen(name);
+    char *p = esp_alloc(nd + nn + 2);
+
+    if (!p)
+        return NULL;
+    memcpy(p, dir, nd);
+    if (nd && dir[nd - 1] != '/')
+        p[nd++] = '/';
+    memcpy(p + nd, name, nn);
+    return p;
+}

@@ -1,0 +1,31 @@
+/*
+ * A file as bytes: mapped read-only when possible, and the size is fixed at open. What the name means is checked here:
+ * only regular files are opened.
+ *
+ * SPDX-License-Identifier: MIT
+ */
+#ifndef ESP_BASE_MAP_H
+#define ESP_BASE_MAP_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/status.h"
+
+struct esp_map {
+    const uint8_t *data; /* NULL when size is 0 */
+    size_t size;
+    char *name; /* as given to open, for messages */
+};
+
+/* Map path read-only. Errors: ESP_ENOTFOUND, ESP_EIO, ESP_EFORMAT (not a regular file), ESP_ENOMEM. */
+esp_status esp_map_open(struct esp_map *out, const char *path, esp_error *err);
+void esp_map_close(struct esp_map *m); /* a zeroed or closed map is fine */
+
+/* Read a whole small file, at most max bytes, into memory with a final zero (esp_free). */
+esp_status esp_read_file(char **out, size_t *len, const char *path, size_t max, esp_error *err);
+
+/* Join dir and name with one slash into esp_alloc'ed memory; NULL when there is no memory. */
+char *esp_path_join(const char *dir, const char *name);
+
+#endif
