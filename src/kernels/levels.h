@@ -8,6 +8,10 @@
 
 #include "kernels/kernels.h"
 
+/* As esp_kernels_init(), without optional extensions of the level (BF16), so that kcheck sees what they
+ * replace. */
+void esp_kernels_init_plain(struct esp_kernels *k, enum esp_cpu_level level);
+
 void esp_kernels_init_ref(struct esp_kernels *k);
 #if defined(__x86_64__)
 void esp_kernels_init_avx2(struct esp_kernels *k);
