@@ -3,6 +3,7 @@
  *
  * SPDX-License-Identifier: MIT
  */
+#define ESP_STATUS_BODIES /* this file has the functions behind the analyzer's macros */
 #include "base/status.h"
 
 #include <stdarg.h>

@@ -19,6 +19,12 @@ esp_status esp_fail(esp_error *err, esp_status s, const char *fmt, ...) __attrib
 esp_status esp_fail_in(esp_error *err, esp_status s, const char *fmt, ...)
     __attribute__((format(printf, 3, 4)));
 
+/* The static analyzer sees one file at a time: tell it that the status given is the status returned. */
+#if defined(__clang_analyzer__) && !defined(ESP_STATUS_BODIES)
+#define esp_fail(err, s, ...)    (esp_fail(err, s, __VA_ARGS__), (s))
+#define esp_fail_in(err, s, ...) (esp_fail_in(err, s, __VA_ARGS__), (s))
+#endif
+
 /* The only macro that hides a return: pass a failure up unchanged. */
 #define ESP_TRY(expr)                                                                                        \
     do {                                                                                                     \
