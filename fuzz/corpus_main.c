@@ -1,6 +1,6 @@
 /*
- * Plain driver for a fuzz target: runs every file of the folders and files named on the command line once. This is how
- * the corpora run in `make test`; libFuzzer brings its own main for real fuzzing.
+ * Plain driver for a fuzz target: runs every file of the folders and files named on the command line once.
+ * This is how the corpora run in `make test`; libFuzzer brings its own main for real fuzzing.
  *
  * SPDX-License-Identifier: MIT
  */

@@ -1,8 +1,9 @@
 /*
  * Status codes and the error record shared by every public espalier header.
  *
- * A fallible call returns an esp_status (0 is success) and takes a nullable esp_error as last argument. The status is
- * for programs; the message is for people: what was refused, which value, where, and what would be accepted.
+ * A fallible call returns an esp_status (0 is success) and takes a nullable esp_error as last argument. The
+ * status is for programs; the message is for people: what was refused, which value, where, and what would be
+ * accepted.
  *
  * SPDX-License-Identifier: MIT
  */
@@ -27,11 +28,12 @@ typedef enum esp_status {
     ESP_EFORMAT = 4,      /* a file's bytes do not mean what its format says */
     ESP_ENOTFOUND = 5,    /* no such file, tensor, token, sequence */
     ESP_EUNSUPPORTED = 6, /* valid, but not built into this version */
-    ESP_ENOFIT = 7,       /* would exceed the context, the pool or the memory budget; the message has both numbers */
-    ESP_EDEVICE = 8,      /* a device is missing or failed */
-    ESP_ECANCELLED = 9,   /* the caller asked to stop */
-    ESP_ESTATE = 10,      /* the call is not allowed in the object's present state */
-    ESP_ENUMERIC = 11     /* NaN or infinity where a finite number is required */
+    ESP_ENOFIT =
+        7, /* would exceed the context, the pool or the memory budget; the message has both numbers */
+    ESP_EDEVICE = 8,    /* a device is missing or failed */
+    ESP_ECANCELLED = 9, /* the caller asked to stop */
+    ESP_ESTATE = 10,    /* the call is not allowed in the object's present state */
+    ESP_ENUMERIC = 11   /* NaN or infinity where a finite number is required */
 } esp_status;
 
 /* Longest message in bytes with its final zero. Longer ones are cut and end in "...". */

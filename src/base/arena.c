@@ -52,12 +52,13 @@ void esp_arena_destroy(struct esp_arena *a)
 static bool advance(struct esp_arena *a, size_t size)
 {
     size_t want = a->cur ? a->cur->size * 2 : FIRST_BLOCK;
-    struct block *b;
+    struct block *b = a->cur;
 
-    while (a->cur && a->cur->next) {
-        a->cur = a->cur->next;
-        a->cur->used = 0;
-        if (a->cur->size >= size)
+    while (b && b->next) {
+        b = b->next;
+        b->used = 0;
+        a->cur = b;
+        if (b->size >= size)
             return true;
     }
     if (want > (size_t)1 << 24)

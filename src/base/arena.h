@@ -1,6 +1,7 @@
 /*
- * Arena: many small allocations with one lifetime and one stated maximum. Memory is zeroed and 16-byte aligned.
- * Blocks double in size, so an arena costs O(log n) mallocs; reset keeps the blocks for the next round.
+ * Arena: many small allocations with one lifetime and one stated maximum. Memory is zeroed and 16-byte
+ * aligned. Blocks double in size, so an arena costs O(log n) mallocs; reset keeps the blocks for the next
+ * round.
  *
  * SPDX-License-Identifier: MIT
  */

@@ -1,6 +1,6 @@
 /*
- * JSON in. The depth check runs before jansson's recursive parser sees the text: jansson's own limit (2,048) is too
- * deep for small thread stacks.
+ * JSON in. The depth check runs before jansson's recursive parser sees the text: jansson's own limit (2,048)
+ * is too deep for small thread stacks.
  *
  * SPDX-License-Identifier: MIT
  */
@@ -38,7 +38,8 @@ static size_t nesting(const char *s, size_t len)
     return max;
 }
 
-esp_status esp_json_parse(json_t **out, const char *text, size_t len, const char *name, unsigned flags, esp_error *err)
+esp_status esp_json_parse(json_t **out, const char *text, size_t len, const char *name, unsigned flags,
+                          esp_error *err)
 {
     json_error_t je;
     json_t *root;
@@ -50,14 +51,16 @@ esp_status esp_json_parse(json_t **out, const char *text, size_t len, const char
     if (depth > ESP_LIMIT_JSON_DEPTH)
         return esp_fail(err, ESP_EFORMAT, "%s: JSON nested %zu deep, at most %d are accepted", name, depth,
                         ESP_LIMIT_JSON_DEPTH);
-    root = json_loadb(text, len, JSON_DECODE_ANY | (flags & ESP_JSON_NO_DUPLICATES ? JSON_REJECT_DUPLICATES : 0), &je);
+    root = json_loadb(text, len,
+                      JSON_DECODE_ANY | (flags & ESP_JSON_NO_DUPLICATES ? JSON_REJECT_DUPLICATES : 0), &je);
     if (!root) {
         if (json_error_code(&je) == json_error_out_of_memory)
             return esp_fail(err, ESP_ENOMEM, "%s: out of memory in JSON of %zu bytes", name, len);
         if (json_error_code(&je) == json_error_duplicate_key)
-            return esp_fail(err, ESP_EFORMAT, "%s: %s (line %d, column %d): keys must be unique", name, je.text, je.line,
-                            je.column);
-        return esp_fail(err, ESP_EFORMAT, "%s: invalid JSON at line %d, column %d: %s", name, je.line, je.column, je.text);
+            return esp_fail(err, ESP_EFORMAT, "%s: %s (line %d, column %d): keys must be unique", name,
+                            je.text, je.line, je.column);
+        return esp_fail(err, ESP_EFORMAT, "%s: invalid JSON at line %d, column %d: %s", name, je.line,
+                        je.column, je.text);
     }
     *out = root;
     return ESP_OK;

@@ -1,12 +1,13 @@
 /*
- * Every limit on input, in one table: what a file, request or template may ask for before it is refused. Each has the
- * reason for its value. Raise one here, not at its use.
+ * Every limit on input, in one table: what a file, request or template may ask for before it is refused. Each
+ * has the reason for its value. Raise one here, not at its use.
  *
  * SPDX-License-Identifier: MIT
  */
 #ifndef ESP_BASE_LIMITS_H
 #define ESP_BASE_LIMITS_H
 
+/* clang-format off */
 #define ESP_LIMIT_JSON_BYTES       (256u << 20) /* tokenizer.json of a 250k vocabulary is 20 MiB */
 #define ESP_LIMIT_JSON_DEPTH       128          /* api.md of the project: requests; files stay below 20 */
 #define ESP_LIMIT_HEADER_BYTES     (100u << 20) /* safetensors' own limit on its JSON header */
@@ -23,5 +24,6 @@
 #define ESP_LIMIT_TEMPLATE_OUTPUT  (256u << 20)
 #define ESP_LIMIT_TEXT_BYTES       (1u << 30)   /* one tokenizer input */
 #define ESP_LIMIT_THREADS          1024u
+/* clang-format on */
 
 #endif

@@ -1,6 +1,7 @@
 /*
- * Files in: mmap for weights, a plain bounded read for text. Mapping is private and read-only, so another process that
- * rewrites the file in place is outside our contract; one that truncates it is caught by the size checks at open only.
+ * Files in: mmap for weights, a plain bounded read for text. Mapping is private and read-only, so another
+ * process that rewrites the file in place is outside our contract; one that truncates it is caught by the
+ * size checks at open only.
  *
  * SPDX-License-Identifier: MIT
  */
@@ -58,7 +59,8 @@ esp_status esp_map_open(struct esp_map *out, const char *path, esp_error *err)
         void *p = mmap(NULL, m.size, PROT_READ, MAP_PRIVATE, fd, 0);
 
         if (p == MAP_FAILED) {
-            esp_status s = esp_fail(err, ESP_EIO, "%s: cannot map %zu bytes: %s", path, m.size, strerror(errno));
+            esp_status s =
+                esp_fail(err, ESP_EIO, "%s: cannot map %zu bytes: %s", path, m.size, strerror(errno));
 
             close(fd);
             esp_free(m.name);

@@ -1,6 +1,6 @@
 /*
- * A file as bytes: mapped read-only when possible, and the size is fixed at open. What the name means is checked here:
- * only regular files are opened.
+ * A file as bytes: mapped read-only when possible, and the size is fixed at open. What the name means is
+ * checked here: only regular files are opened.
  *
  * SPDX-License-Identifier: MIT
  */

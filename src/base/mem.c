@@ -1,5 +1,6 @@
 /*
- * Allocation with overflow checks and fault injection. The counters are plain atomics: cheap, and only read by tests.
+ * Allocation with overflow checks and fault injection. The counters are plain atomics: cheap, and only read
+ * by tests.
  *
  * SPDX-License-Identifier: MIT
  */

@@ -1,6 +1,7 @@
 /*
- * The one place that calls malloc. Everything else takes memory from an arena, a fixed pool, or these wrappers, so
- * that a test can make the n-th allocation fail and so that sizes are checked before they are multiplied.
+ * The one place that calls malloc. Everything else takes memory from an arena, a fixed pool, or these
+ * wrappers, so that a test can make the n-th allocation fail and so that sizes are checked before they are
+ * multiplied.
  *
  * SPDX-License-Identifier: MIT
  */
@@ -29,8 +30,9 @@ bool esp_mul_size(size_t *out, size_t a, size_t b);
 bool esp_add_size(size_t *out, size_t a, size_t b);
 
 /*
- * Fault injection for tests: the allocation number n from now (0 = the next) fails once; a negative n switches it
- * off. Returns how many allocations were made since the last call. Not thread-safe; only for single-threaded tests.
+ * Fault injection for tests: the allocation number n from now (0 = the next) fails once; a negative n
+ * switches it off. Returns how many allocations were made since the last call. Not thread-safe; only for
+ * single-threaded tests.
  */
 uint64_t esp_mem_fail_at(int64_t n);
 

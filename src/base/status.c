@@ -3,6 +3,7 @@
  *
  * SPDX-License-Identifier: MIT
  */
+#define ESP_STATUS_BODIES /* this file has the functions behind the analyzer's macros */
 #include "base/status.h"
 
 #include <stdarg.h>
@@ -23,12 +24,17 @@ const char *esp_status_name(esp_status s)
     return (size_t)s < n ? status_names[s] : "unknown";
 }
 
-/* Replace control bytes and broken UTF-8 by '?'; mark a cut message. */
+/* Replace control bytes and broken UTF-8 by '?'; end a cut message in "...", never inside a character. */
 static void make_printable(char *m, size_t wanted)
 {
     size_t len = strlen(m);
     size_t i = 0;
 
+    if (wanted >= ESP_ERROR_MESSAGE_BYTES) {
+        len = ESP_ERROR_MESSAGE_BYTES - 4;
+        len -= esp_utf8_incomplete_tail(m, len);
+        memcpy(m + len, "...", 4);
+    }
     while (i < len) {
         uint32_t cp;
         size_t n = esp_utf8_decode(m + i, len - i, &cp);
@@ -38,8 +44,6 @@ static void make_printable(char *m, size_t wanted)
         else
             i += n;
     }
-    if (wanted >= ESP_ERROR_MESSAGE_BYTES)
-        memcpy(m + ESP_ERROR_MESSAGE_BYTES - 4, "...", 4);
 }
 
 esp_status esp_fail(esp_error *err, esp_status s, const char *fmt, ...)
@@ -53,6 +57,8 @@ esp_status esp_fail(esp_error *err, esp_status s, const char *fmt, ...)
     va_start(ap, fmt);
     n = vsnprintf(err->message, sizeof err->message, fmt, ap);
     va_end(ap);
+    if (n < 0)
+        err->message[0] = 0; /* an encoding error of the C library: the status still stands */
     make_printable(err->message, n < 0 ? 0 : (size_t)n);
     return s;
 }

@@ -5,6 +5,7 @@
  */
 #include "base/strbuf.h"
 
+#include <stdint.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -13,7 +14,7 @@
 void esp_strbuf_init(struct esp_strbuf *b, size_t max)
 {
     memset(b, 0, sizeof *b);
-    b->max = max;
+    b->max = max < SIZE_MAX ? max : SIZE_MAX - 1; /* room for the final zero in every sum below */
 }
 
 void esp_strbuf_free(struct esp_strbuf *b)
@@ -43,6 +44,8 @@ static bool reserve(struct esp_strbuf *b, size_t extra)
     if (need <= b->cap)
         return true;
     cap = b->cap ? b->cap * 2 : 64;
+    if (cap > b->max + 1)
+        cap = b->max + 1;
     if (cap < need)
         cap = need;
     p = esp_realloc(b->data, cap);

@@ -1,6 +1,6 @@
 /*
- * Growing byte string with a stated maximum. Always zero-terminated. Once an append fails the buffer remembers it, so
- * that a sequence of appends needs one check at the end.
+ * Growing byte string with a stated maximum. Always zero-terminated. Once an append fails the buffer
+ * remembers it, so that a sequence of appends needs one check at the end.
  *
  * SPDX-License-Identifier: MIT
  */

@@ -1,6 +1,6 @@
 /*
- * UTF-8 decoding after RFC 3629, table-free: the second byte's range follows from the lead byte, all later bytes are
- * 80..BF. The maximal-subpart rule for replacements falls out of the same check.
+ * UTF-8 decoding after RFC 3629, table-free: the second byte's range follows from the lead byte, all later
+ * bytes are 80..BF. The maximal-subpart rule for replacements falls out of the same check.
  *
  * SPDX-License-Identifier: MIT
  */
@@ -32,7 +32,8 @@ static size_t lead_info(uint8_t b, uint8_t *lo, uint8_t *hi)
     return 0;
 }
 
-/* Number of leading bytes of s that fit one character; *want is its full length (0: not even the first fits). */
+/* Number of leading bytes of s that fit one character; *want is its full length (0: not even the first fits).
+ */
 static size_t valid_part(const char *s, size_t len, size_t *want)
 {
     uint8_t lo, hi;

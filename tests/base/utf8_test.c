@@ -7,7 +7,8 @@
 
 static void test_strict(void **state)
 {
-    static const char *const bad[] = {"\xc0\x80", "\xe0\x9f\xbf", "\xed\xa0\x80", "\xf4\x90\x80\x80", "\x80", "\xff", "a\xc3"};
+    static const char *const bad[] = {"\xc0\x80", "\xe0\x9f\xbf", "\xed\xa0\x80", "\xf4\x90\x80\x80",
+                                      "\x80",     "\xff",         "a\xc3"};
 
     (void)state;
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++)
@@ -39,7 +40,8 @@ static void test_round_trip(void **state)
 static void test_bad_span(void **state)
 {
     (void)state;
-    assert_int_equal(esp_utf8_bad_span("\xe2\x82(", 3), 2); /* as Python: one U+FFFD for the started character */
+    assert_int_equal(esp_utf8_bad_span("\xe2\x82(", 3),
+                     2); /* as Python: one U+FFFD for the started character */
     assert_int_equal(esp_utf8_bad_span("\xff\xff", 2), 1);
     assert_int_equal(esp_utf8_bad_span("\xed\xa0\x80", 3), 1);
 }

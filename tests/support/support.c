@@ -86,7 +86,8 @@ void test_ok(esp_status s, const esp_error *err)
 void test_refused(esp_status s, esp_status wanted, const esp_error *err, const char *part)
 {
     if (s != wanted)
-        fail_msg("status %s instead of %s: %s", esp_status_name(s), esp_status_name(wanted), s ? err->message : "accepted");
+        fail_msg("status %s instead of %s: %s", esp_status_name(s), esp_status_name(wanted),
+                 s ? err->message : "accepted");
     if (part && !strstr(err->message, part))
         fail_msg("message \"%s\" does not contain \"%s\"", err->message, part);
 }

@@ -1,5 +1,6 @@
 /*
- * What every test program shares: cmocka in the right order, paths into the tree, and files in temporary folders.
+ * What every test program shares: cmocka in the right order, paths into the tree, and files in temporary
+ * folders.
  *
  * SPDX-License-Identifier: MIT
  */

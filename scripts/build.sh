@@ -1,0 +1,48 @@
+#!/bin/sh
+# Configure once and build a preset, quietly: build.sh PRESET [--tests] [cmake -D options]
+#
+# The stamp is the preset's own build.ninja: once it exists Ninja re-runs CMake by itself when a build file or a glob
+# changed. A build folder that belongs to another place (a moved or copied checkout) is started afresh.
+#
+# SPDX-License-Identifier: MIT
+set -eu
+cd "$(dirname "$0")/.."
+
+preset=$1
+shift
+tests=OFF
+if [ "${1-}" = --tests ]; then
+    tests=ON
+    shift
+fi
+dir=build/$preset
+log=build/logs/$preset.log
+cache=$dir/CMakeCache.txt
+mkdir -p build/logs
+
+quietly() { # show the end of the log only when the command fails
+    if ! "$@" >"$log" 2>&1; then
+        tail -n 60 "$log" >&2
+        echo "failed: $* (whole log: $log)" >&2
+        exit 1
+    fi
+}
+
+if [ -f "$cache" ] && ! grep -q "^CMAKE_HOME_DIRECTORY:INTERNAL=$PWD\$" "$cache"; then
+    rm -rf "$dir"
+fi
+# Tests once on stay on: going back and forth between make demo and make test would rebuild nothing but confuse.
+if [ -f "$dir/build.ninja" ] && grep -q '^ESPALIER_TESTS:BOOL=ON' "$cache"; then
+    tests=ON
+    configured=yes
+elif [ -f "$dir/build.ninja" ] && [ $tests = OFF ]; then
+    configured=yes
+else
+    configured=no
+fi
+if [ $configured = no ] || [ $# -gt 0 ]; then
+    echo "configuring $preset"
+    quietly cmake --preset "$preset" -DESPALIER_TESTS=$tests "$@"
+fi
+echo "building $preset"
+quietly cmake --build "$dir" -j "${JOBS:-$(nproc)}"
