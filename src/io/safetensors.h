@@ -23,7 +23,7 @@ struct esp_st_tensor {
     uint32_t n_dim;                 /* 0 for a scalar */
     uint64_t shape[ESP_LIMIT_DIMS]; /* outermost first; the product of the non-zero ones fits 64 bits */
     const uint8_t *data;            /* bytes of them, little-endian, ANY alignment: copy or load unaligned */
-    size_t bytes; /* equals shape x dtype; 0 when a dimension is 0 (data is then not NULL-checked) */
+    size_t bytes;                   /* equals shape x dtype; 0 when a dimension is 0 */
     const struct esp_st_file *file;
 };
 
