@@ -112,8 +112,8 @@ ESP_API esp_status esp_tokenize_chat(const esp_model *m, const char *messages_js
 
 typedef struct esp_engine_opts {
     uint32_t context;     /* largest positions of one sequence; 0: the model's, at most 32768 */
-    uint32_t max_seqs;    /* sequences open at once; 0: 4 */
-    uint64_t kv_tokens;   /* positions in the page pool, over all sequences; 0: context * max_seqs */
+    uint32_t max_seqs;    /* sequences open at once, at most 1024; 0: 4 */
+    uint64_t kv_tokens;   /* positions in the page pool, over all sequences, in pages of 256; 0: context */
     uint32_t chunk;       /* most prompt tokens in one step; 0: 512 */
     const char *act;      /* "auto", "f32", "bf16", "int8x2", "int8": activations in products; NULL: auto */
     const char *kv;       /* "bf16", "f32": cached keys and values; NULL: bf16 */
@@ -146,18 +146,25 @@ typedef enum esp_finish {
     ESP_FINISH_FAILED  /* see message; other sequences go on */
 } esp_finish;
 
+typedef struct esp_logprob {
+    esp_token token;
+    float logprob; /* natural log of its probability under the model's own distribution, before temperature and filters */
+} esp_logprob;
+
 typedef struct esp_event {
     esp_seq *seq;
-    esp_token token;       /* emitted token, -1 when finish alone is reported */
-    float logprob;         /* natural log of its probability under the raw distribution */
+    esp_token token;        /* emitted token, -1 when finish alone is reported */
     esp_finish finish;
-    const char *message;   /* with ESP_FINISH_FAILED: the reason; valid until the next call on the engine */
+    float logprob;          /* of token; 0 unless the sequence asked for log-probabilities */
+    uint32_t n_top;         /* the most likely tokens, descending, lowest id first on ties */
+    const esp_logprob *top; /* valid until the next call on the engine */
+    const char *message;    /* with ESP_FINISH_FAILED: the reason; valid until the next call on the engine */
 } esp_event;
 
 /*
- * Advance every armed sequence: at most one prompt chunk each, or one token each. Writes up to cap events (cap of at
- * least 2 * max_seqs never loses one; fewer keep the rest for the next call). *n = 0 with ESP_OK and nothing armed means
- * idle. A failure of one sequence is an event; the status reports failures of the engine itself.
+ * Advance the armed sequences: one token each, and prompt tokens up to the chunk. Writes up to cap events; when cap is
+ * too small the rest comes with the next call, before any new work. *n = 0 with nothing armed means idle. A failure of
+ * one sequence is an event; the status reports failures of the engine itself.
  */
 ESP_API esp_status esp_engine_step(esp_engine *g, esp_event *out, size_t cap, size_t *n, esp_error *err);
 
@@ -195,6 +202,8 @@ typedef struct esp_sampling {
 
 typedef struct esp_seq_opts {
     esp_sampling sampling;
+    bool logprobs;         /* report the log-probability of each emitted token ... */
+    uint32_t top_logprobs; /* ... and of the most likely ones, at most 20 */
 } esp_seq_opts;
 
 ESP_API esp_status esp_seq_open(esp_seq **out, esp_engine *g, const esp_seq_opts *opts, esp_error *err);
@@ -214,7 +223,7 @@ ESP_API esp_status esp_seq_tokens(const esp_seq *s, esp_token *out, size_t cap, 
  * with the same bits as before.
  */
 ESP_API esp_status esp_seq_rewind(esp_seq *s, size_t length, esp_error *err);
-/* Keep a snapshot at the present length, so that rewinding here later costs nothing. */
+/* Keep a snapshot of what has run so far, so that a later rewind to or behind this point runs only what follows. */
 ESP_API esp_status esp_seq_snapshot(esp_seq *s, esp_error *err);
 /* A second sequence with the same tokens and state; memory is shared until one of them writes. */
 ESP_API esp_status esp_seq_fork(esp_seq **out, const esp_seq *s, const esp_seq_opts *opts, esp_error *err);

@@ -1,0 +1,121 @@
+/*
+ * Opening and closing engines: everything a step needs is allocated here, once; steps allocate nothing.
+ *
+ * SPDX-License-Identifier: MIT
+ */
+#include "engine/engine.h"
+
+#include <inttypes.h>
+#include <string.h>
+
+#include "base/mem.h"
+
+static esp_status check_budget(const struct esp_model *m, const esp_engine_opts *o, esp_error *err)
+{
+    esp_memory_plan p;
+
+    if (o->memory_budget == 0)
+        return ESP_OK;
+    ESP_TRY(esp_engine_plan(m, o, &p, err));
+    if (p.total <= o->memory_budget)
+        return ESP_OK;
+    return esp_fail(err, ESP_ENOFIT,
+                    "needs %" PRIu64 " bytes (weights %" PRIu64 ", KV %" PRIu64 ", state %" PRIu64 ", scratch %" PRIu64
+                    "), the budget is %" PRIu64 "; lower the context, the chunk or the number of sequences",
+                    p.total, p.weights, p.kv_pool, p.state_pool, p.scratch, o->memory_budget);
+}
+
+static esp_status allocate(struct esp_engine *g, esp_error *err)
+{
+    const esp_engine_opts *o = &g->opts;
+    const struct esp_net *net = g->model->net;
+    struct esp_engine_shape shape;
+
+    ESP_TRY(esp_engine_shape(g->model, o, &shape, err));
+    ESP_TRY(esp_cpu_open(&g->dev, g->model->level, g->model->n_thread, err));
+    ESP_TRY(esp_state_pools_create(&g->pools, g->dev, &shape.layout, &shape.pools, err));
+    ESP_TRY(g->dev->ops->compile(g->dev, &net->tape, &g->pools->mem, &shape.plan, &g->plan, err));
+    ESP_TRY(esp_sample_work_create(&g->sample_work, net->tape.n_vocab, err));
+    g->ids = esp_alloc_array(o->chunk, sizeof *g->ids);
+    g->pos = esp_alloc_array(o->chunk, sizeof *g->pos);
+    g->out_rows = esp_alloc_array(o->chunk, sizeof *g->out_rows);
+    g->batch_seqs = esp_alloc_array(o->max_seqs, sizeof *g->batch_seqs);
+    g->batch_owner = esp_alloc_array(o->max_seqs, sizeof *g->batch_owner);
+    g->logits = esp_alloc_array((size_t)o->max_seqs * net->tape.n_vocab, sizeof *g->logits);
+    g->events = esp_alloc_array((size_t)o->max_seqs * 2, sizeof *g->events);
+    if (!g->ids || !g->pos || !g->out_rows || !g->batch_seqs || !g->batch_owner || !g->logits || !g->events)
+        return esp_fail(err, ESP_ENOMEM, "engine: out of memory");
+    return ESP_OK;
+}
+
+esp_status esp_engine_open(esp_engine **out, esp_model *m, const esp_engine_opts *opts, esp_error *err)
+{
+    struct esp_engine *g;
+    esp_engine_opts o;
+    esp_status s;
+
+    if (!out || !m)
+        return esp_fail(err, ESP_EINVAL, "esp_engine_open needs a place for the engine and a model");
+    ESP_TRY(esp_engine_resolve(m, opts, &o, err));
+    ESP_TRY(check_budget(m, &o, err));
+    g = esp_alloc(sizeof *g);
+    if (!g)
+        return esp_fail(err, ESP_ENOMEM, "engine: out of memory");
+    g->model = m;
+    g->opts = o;
+    s = allocate(g, err);
+    if (s != ESP_OK) {
+        esp_engine_close(g);
+        return s;
+    }
+    g->opts.act = g->opts.kv = NULL; /* the caller's strings; resolved by now */
+    *out = g;
+    return ESP_OK;
+}
+
+void esp_engine_close(esp_engine *g)
+{
+    if (!g)
+        return;
+    ESP_ASSERT(g->n_seq == 0);
+    if (g->plan)
+        g->dev->ops->plan_free(g->plan);
+    esp_state_pools_destroy(g->pools);
+    if (g->dev)
+        g->dev->ops->close(g->dev);
+    esp_sample_work_destroy(g->sample_work);
+    esp_free(g->ids);
+    esp_free(g->pos);
+    esp_free(g->out_rows);
+    esp_free(g->batch_seqs);
+    esp_free(g->batch_owner);
+    esp_free(g->logits);
+    esp_free(g->events);
+    esp_free(g);
+}
+
+void esp_engine_stats(const esp_engine *g, esp_stats *out)
+{
+    *out = g->stats;
+    out->pages_total = g->pools->mem.n_page;
+    out->pages_used = g->pools->mem.n_page - g->pools->n_free_page;
+    out->slots_total = g->pools->mem.n_slot;
+    out->slots_used = g->pools->mem.n_slot - g->pools->n_free_slot;
+}
+
+bool esp_engine_reclaim(struct esp_engine *g)
+{
+    for (struct esp_seq *s = g->seqs; s; s = s->next)
+        if (s->step_n == 0 && esp_state_drop_snapshot(s->state))
+            return true;
+    return false;
+}
+
+esp_status esp_engine_begin(struct esp_seq *s, uint32_t n, struct esp_batch_seq *out, esp_error *err)
+{
+    struct esp_engine *g = s->engine;
+
+    while (g->pools->mem.layout.n_delta && g->pools->n_free_slot == 0 && esp_engine_reclaim(g))
+        ;
+    return esp_state_begin(s->state, n, ESP_PASS_WRITE, out, err);
+}

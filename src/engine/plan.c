@@ -1,0 +1,141 @@
+/*
+ * Options with their defaults, and the memory that follows from them. The plan computed here is the one the engine
+ * allocates: fit, run and the engine itself cannot disagree.
+ *
+ * SPDX-License-Identifier: MIT
+ */
+#include "engine/engine.h"
+
+#include <string.h>
+
+#include "base/limits.h"
+
+enum {
+    DEFAULT_CONTEXT = 32768,
+    DEFAULT_SEQS = 4,
+    DEFAULT_CHUNK = 512,
+    MAX_CHUNK = 8192,
+    PROGRAM_BYTES = 4 << 20 /* code, libraries and small heaps of a process, measured on x86-64 Debian 12 */
+};
+
+static esp_status parse_act(const char *name, struct esp_plan_opts *p, esp_error *err)
+{
+    if (!name || strcmp(name, "auto") == 0) {
+        p->act_auto = true;
+        return ESP_OK;
+    }
+    for (int a = 0; a < ESP_ACT_COUNT; a++)
+        if (strcmp(name, esp_act_name((enum esp_act)a)) == 0) {
+            p->act = (enum esp_act)a;
+            return ESP_OK;
+        }
+    return esp_fail(err, ESP_EINVAL, "act \"%s\"; accepted: auto, f32, bf16, int8x2, int8", name);
+}
+
+static esp_status parse_kv(const char *name, enum esp_kv *kv, esp_error *err)
+{
+    *kv = ESP_KV_BF16;
+    if (!name || strcmp(name, "bf16") == 0)
+        return ESP_OK;
+    *kv = ESP_KV_F32;
+    if (strcmp(name, "f32") == 0)
+        return ESP_OK;
+    return esp_fail(err, ESP_EINVAL, "kv \"%s\"; accepted: bf16, f32", name);
+}
+
+esp_status esp_engine_resolve(const struct esp_model *m, const esp_engine_opts *in, esp_engine_opts *out, esp_error *err)
+{
+    uint32_t model_context = m->net->config.max_position;
+    esp_engine_opts o = {0};
+
+    if (in)
+        o = *in;
+    if (o.context == 0)
+        o.context = model_context < DEFAULT_CONTEXT ? model_context : DEFAULT_CONTEXT;
+    if (o.context > model_context)
+        return esp_fail(err, ESP_EINVAL, "context %u; the model was made for at most %u positions", o.context, model_context);
+    if (o.max_seqs == 0)
+        o.max_seqs = DEFAULT_SEQS;
+    if (o.max_seqs > MAX_SEQS)
+        return esp_fail(err, ESP_EINVAL, "max_seqs %u; 1 to %d are possible", o.max_seqs, MAX_SEQS);
+    if (o.chunk == 0)
+        o.chunk = DEFAULT_CHUNK;
+    if (o.chunk > MAX_CHUNK)
+        return esp_fail(err, ESP_EINVAL, "chunk %u; 1 to %d are possible", o.chunk, MAX_CHUNK);
+    if (o.chunk < o.max_seqs)
+        o.chunk = o.max_seqs; /* every sequence gets its token in one step */
+    if (o.kv_tokens == 0)
+        o.kv_tokens = o.context;
+    o.kv_tokens = (o.kv_tokens + ESP_SPAN - 1) / ESP_SPAN * ESP_SPAN;
+    if (o.kv_tokens / ESP_SPAN > UINT32_MAX / 2)
+        return esp_fail(err, ESP_EINVAL, "kv_tokens %llu; at most 2^39 are possible", (unsigned long long)o.kv_tokens);
+    if (o.snapshots == 0)
+        o.snapshots = 2 * o.max_seqs;
+    *out = o;
+    return ESP_OK;
+}
+
+esp_status esp_engine_shape(const struct esp_model *m, const esp_engine_opts *o, struct esp_engine_shape *out,
+                            esp_error *err)
+{
+    memset(out, 0, sizeof *out);
+    out->layout = m->net->layout;
+    ESP_TRY(parse_kv(o->kv, &out->layout.kv, err));
+    ESP_TRY(esp_layout_finish(&out->layout, err));
+    out->pools.n_page = out->layout.n_attn ? (uint32_t)(o->kv_tokens / ESP_SPAN) : 0;
+    out->pools.n_slot = out->layout.n_delta ? o->max_seqs + o->snapshots : 0;
+    ESP_TRY(parse_act(o->act, &out->plan, err));
+    out->plan.max_tok = o->chunk;
+    out->plan.max_out = o->chunk;
+    out->plan.max_seq = o->max_seqs;
+    out->plan.context = o->context;
+    return ESP_OK;
+}
+
+/* Tokenizer, sampler scratch, token lists, vectors, and the process itself. */
+static uint64_t fixed_bytes(const struct esp_model *m, const esp_engine_opts *o)
+{
+    uint64_t n_vocab = m->net->tape.n_vocab;
+    uint64_t b = PROGRAM_BYTES + m->net->vector_bytes + n_vocab / 8;
+
+    b += m->tok ? esp_tokenizer_bytes(m->tok) : 0;
+    b += esp_sample_work_bytes((uint32_t)n_vocab);
+    b += (uint64_t)o->max_seqs * o->context * 2 * sizeof(int32_t); /* tokens, and the sampler's history */
+    return b;
+}
+
+static esp_status fill_plan(const struct esp_model *m, const esp_engine_opts *o, struct esp_dev *dev, esp_memory_plan *p,
+                            esp_error *err)
+{
+    struct esp_engine_shape shape;
+    const struct esp_layout *l = &shape.layout;
+    size_t scratch;
+
+    ESP_TRY(esp_engine_shape(m, o, &shape, err));
+    ESP_TRY(dev->ops->plan_bytes(dev, &m->net->tape, l, &shape.plan, &scratch, err));
+    *p = (esp_memory_plan){
+        .weights = esp_net_weight_bytes(m->net),
+        .kv_per_token = esp_layout_kv_per_token(l),
+        .state_per_seq = esp_layout_state_bytes(l),
+        .chunk_rows_per_seq = esp_layout_open_bytes(l),
+        .kv_pool = (uint64_t)shape.pools.n_page * l->page_bytes,
+        .state_pool = (uint64_t)shape.pools.n_slot * l->slot_bytes,
+        .scratch = scratch + (uint64_t)o->max_seqs * m->net->tape.n_vocab * sizeof(float),
+        .fixed = fixed_bytes(m, o),
+    };
+    p->total = p->weights + p->kv_pool + p->state_pool + p->scratch + p->fixed;
+    return ESP_OK;
+}
+
+esp_status esp_engine_plan(const esp_model *m, const esp_engine_opts *opts, esp_memory_plan *out, esp_error *err)
+{
+    esp_engine_opts o;
+    struct esp_dev *dev;
+    esp_status s;
+
+    ESP_TRY(esp_engine_resolve(m, opts, &o, err));
+    ESP_TRY(esp_cpu_open(&dev, m->level, m->n_thread, err));
+    s = fill_plan(m, &o, dev, out, err);
+    dev->ops->close(dev);
+    return s;
+}

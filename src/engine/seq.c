@@ -1,0 +1,239 @@
+/*
+ * Sequences: their tokens, state and sampler, and the calls that change them between steps.
+ *
+ * SPDX-License-Identifier: MIT
+ */
+#include "engine/engine.h"
+
+#include <string.h>
+
+#include "base/mem.h"
+
+static struct esp_sample_params params_of(const struct esp_seq *s, struct esp_sample_bias *bias)
+{
+    const esp_sampling *o = &s->opts.sampling;
+    struct esp_sample_params p;
+
+    esp_sample_params_init(&p);
+    p.temperature = o->temperature;
+    p.top_k = o->top_k;
+    p.top_p = o->top_p == 0 ? 1.0 : o->top_p;
+    p.min_p = o->min_p;
+    p.repetition_penalty = o->repetition_penalty == 0 ? 1.0 : o->repetition_penalty;
+    p.presence_penalty = o->presence_penalty;
+    p.frequency_penalty = o->frequency_penalty;
+    p.seed = o->seed;
+    for (size_t i = 0; i < o->n_bias; i++)
+        bias[i] = (struct esp_sample_bias){.id = (uint32_t)o->bias[i].token, .bias = o->bias[i].bias};
+    p.bias = bias;
+    p.n_bias = o->n_bias;
+    return p;
+}
+
+static esp_status make_sampler(struct esp_seq *s, esp_error *err)
+{
+    const esp_sampling *o = &s->opts.sampling;
+    struct esp_sample_bias *bias;
+    struct esp_sample_params p;
+    esp_status st;
+
+    if (o->n_bias > ESP_SAMPLE_MAX_BIAS || (o->n_bias && !o->bias))
+        return esp_fail(err, ESP_EINVAL, "n_bias %zu; at most %d entries are accepted", o->n_bias, ESP_SAMPLE_MAX_BIAS);
+    if (s->opts.top_logprobs > MAX_TOP)
+        return esp_fail(err, ESP_EINVAL, "top_logprobs %u; 0 to %d are accepted", s->opts.top_logprobs, MAX_TOP);
+    bias = esp_alloc_array(o->n_bias, sizeof *bias);
+    if (!bias)
+        return esp_fail(err, ESP_ENOMEM, "sequence: out of memory");
+    p = params_of(s, bias);
+    st = esp_sampler_create(&s->sampler, &p, s->engine->sample_work, s->engine->opts.context, err);
+    esp_free(bias);
+    s->opts.sampling.bias = NULL;
+    return st;
+}
+
+static void link_seq(struct esp_seq *s)
+{
+    struct esp_seq **p = &s->engine->seqs;
+
+    while (*p)
+        p = &(*p)->next;
+    *p = s;
+    s->engine->n_seq++;
+}
+
+/* Everything but the state. */
+static esp_status create(struct esp_seq **out, struct esp_engine *g, const esp_seq_opts *o, esp_error *err)
+{
+    struct esp_seq *s;
+    esp_status st;
+
+    if (g->n_seq == g->opts.max_seqs)
+        return esp_fail(err, ESP_ENOFIT, "%u sequences are open, the engine was opened for %u", g->n_seq, g->opts.max_seqs);
+    s = esp_alloc(sizeof *s);
+    if (!s)
+        return esp_fail(err, ESP_ENOMEM, "sequence: out of memory");
+    s->engine = g;
+    if (o)
+        s->opts = *o;
+    s->tokens = esp_alloc_array(g->opts.context, sizeof *s->tokens);
+    st = s->tokens ? make_sampler(s, err) : esp_fail(err, ESP_ENOMEM, "sequence: out of memory");
+    if (st != ESP_OK) {
+        esp_sampler_destroy(s->sampler);
+        esp_free(s->tokens);
+        esp_free(s);
+        return st;
+    }
+    link_seq(s);
+    *out = s;
+    return ESP_OK;
+}
+
+esp_status esp_seq_open(esp_seq **out, esp_engine *g, const esp_seq_opts *opts, esp_error *err)
+{
+    struct esp_seq *s;
+    esp_status st;
+
+    if (!out || !g)
+        return esp_fail(err, ESP_EINVAL, "esp_seq_open needs a place for the sequence and an engine");
+    ESP_TRY(create(&s, g, opts, err));
+    st = esp_state_open(&s->state, g->pools, g->opts.context, g->opts.snapshots, err);
+    if (st != ESP_OK) {
+        esp_seq_close(s);
+        return st;
+    }
+    *out = s;
+    return ESP_OK;
+}
+
+/* Events of a closed sequence must not be handed out any more. */
+static void drop_events(struct esp_engine *g, const struct esp_seq *s)
+{
+    uint32_t n = 0;
+
+    for (uint32_t i = 0; i < g->n_event; i++) {
+        if (i >= g->first_event && g->events[i].event.seq == s)
+            continue;
+        if (n != i)
+            g->events[n] = g->events[i];
+        n++;
+    }
+    g->n_event = n;
+}
+
+void esp_seq_close(esp_seq *s)
+{
+    struct esp_seq **p;
+
+    if (!s)
+        return;
+    for (p = &s->engine->seqs; *p != s; p = &(*p)->next)
+        ;
+    *p = s->next;
+    s->engine->n_seq--;
+    drop_events(s->engine, s);
+    esp_state_close(s->state);
+    esp_sampler_destroy(s->sampler);
+    esp_free(s->tokens);
+    esp_free(s);
+}
+
+static esp_status check_tokens(const struct esp_seq *s, const esp_token *t, size_t n, esp_error *err)
+{
+    uint32_t n_vocab = s->engine->model->net->tape.n_vocab;
+
+    if (n && !t)
+        return esp_fail(err, ESP_EINVAL, "%zu tokens at no address", n);
+    for (size_t i = 0; i < n; i++)
+        if (t[i] < 0 || (uint32_t)t[i] >= n_vocab)
+            return esp_fail(err, ESP_EINVAL, "token %zu is %d; the vocabulary has ids 0 to %u", i, t[i], n_vocab - 1);
+    if (n > s->engine->opts.context - s->n_token)
+        return esp_fail(err, ESP_ENOFIT, "%zu tokens after %u do not fit into the context of %u", n, s->n_token,
+                        s->engine->opts.context);
+    return ESP_OK;
+}
+
+esp_status esp_seq_append(esp_seq *s, const esp_token *t, size_t n, esp_error *err)
+{
+    if (s->armed)
+        return esp_fail(err, ESP_ESTATE, "the sequence is generating; stop it before appending");
+    ESP_TRY(check_tokens(s, t, n, err));
+    ESP_TRY(esp_sampler_push_prompt(s->sampler, (const uint32_t *)t, n, err));
+    if (n)
+        memcpy(s->tokens + s->n_token, t, n * sizeof *t);
+    s->n_token += (uint32_t)n;
+    return ESP_OK;
+}
+
+esp_status esp_seq_generate(esp_seq *s, size_t max_new, esp_error *err)
+{
+    if (s->armed)
+        return esp_fail(err, ESP_ESTATE, "the sequence is generating already");
+    if (s->n_token == 0)
+        return esp_fail(err, ESP_ESTATE, "the sequence is empty; append at least one token");
+    s->armed = true;
+    s->n_left = max_new;
+    return ESP_OK;
+}
+
+void esp_seq_stop(esp_seq *s)
+{
+    s->armed = false;
+    drop_events(s->engine, s);
+}
+
+size_t esp_seq_length(const esp_seq *s)
+{
+    return s->n_token;
+}
+
+esp_status esp_seq_tokens(const esp_seq *s, esp_token *out, size_t cap, size_t *n, esp_error *err)
+{
+    (void)err;
+    if (cap)
+        memcpy(out, s->tokens, (cap < s->n_token ? cap : s->n_token) * sizeof *out);
+    *n = s->n_token;
+    return ESP_OK;
+}
+
+esp_status esp_seq_rewind(esp_seq *s, size_t length, esp_error *err)
+{
+    uint32_t reached;
+
+    if (s->armed)
+        return esp_fail(err, ESP_ESTATE, "the sequence is generating; stop it before rewinding");
+    if (length > s->n_token)
+        return esp_fail(err, ESP_EINVAL, "rewind to %zu; the sequence has %u tokens", length, s->n_token);
+    if (length < esp_state_length(s->state))
+        ESP_TRY(esp_state_rewind(s->state, (uint32_t)length, &reached, err));
+    ESP_TRY(esp_sampler_pop(s->sampler, s->n_token - length, err));
+    s->n_token = (uint32_t)length;
+    return ESP_OK;
+}
+
+esp_status esp_seq_snapshot(esp_seq *s, esp_error *err)
+{
+    return esp_state_snapshot(s->state, err);
+}
+
+esp_status esp_seq_fork(esp_seq **out, const esp_seq *s, const esp_seq_opts *opts, esp_error *err)
+{
+    struct esp_seq *f;
+    esp_status st;
+
+    if (!out)
+        return esp_fail(err, ESP_EINVAL, "esp_seq_fork needs a place for the sequence");
+    if (s->armed)
+        return esp_fail(err, ESP_ESTATE, "the sequence is generating; stop it before forking");
+    ESP_TRY(create(&f, s->engine, opts, err));
+    st = esp_state_fork(&f->state, s->state, err);
+    if (st == ESP_OK) /* to the fork all of it is prompt: its penalties on generated tokens start anew */
+        st = esp_sampler_push_prompt(f->sampler, (const uint32_t *)s->tokens, s->n_token, err);
+    if (st != ESP_OK) {
+        esp_seq_close(f);
+        return st;
+    }
+    memcpy(f->tokens, s->tokens, s->n_token * sizeof *s->tokens);
+    f->n_token = s->n_token;
+    *out = f;
+    return ESP_OK;
+}
