@@ -1,0 +1,106 @@
+/*
+ * The CPU as a device: host memory in 2 MiB-friendly blocks, copies by memcpy, a kernel table and a thread pool.
+ *
+ * SPDX-License-Identifier: MIT
+ */
+#include "backend/cpu/cpu.h"
+
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "base/mem.h"
+
+enum { HUGE = 2 << 20 };
+
+static esp_status cpu_alloc(struct esp_dev *d, size_t bytes, struct esp_buf **out, esp_error *err)
+{
+    struct esp_buf *b = esp_alloc(sizeof *b);
+
+    if (!b)
+        return esp_fail(err, ESP_ENOMEM, "no memory for a buffer of %zu bytes", bytes);
+    b->dev = d;
+    b->bytes = bytes ? bytes : 1;
+    /* Anonymous pages come zeroed and are taken only when touched: a large pool costs what is used of it. */
+    b->host = mmap(NULL, b->bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (b->host == MAP_FAILED) {
+        esp_free(b);
+        return esp_fail(err, ESP_ENOMEM, "no memory for a buffer of %zu bytes", bytes);
+    }
+    if (b->bytes >= 8 * (size_t)HUGE)
+        madvise(b->host, b->bytes, MADV_HUGEPAGE); /* a hint; refusal costs speed only */
+    *out = b;
+    return ESP_OK;
+}
+
+static void cpu_free(struct esp_buf *b)
+{
+    if (!b)
+        return;
+    munmap(b->host, b->bytes);
+    esp_free(b);
+}
+
+static esp_status cpu_copy(struct esp_span dst, struct esp_span src, esp_error *err)
+{
+    if (dst.bytes != src.bytes || dst.off > dst.buf->bytes || dst.bytes > dst.buf->bytes - dst.off ||
+        src.off > src.buf->bytes || src.bytes > src.buf->bytes - src.off)
+        return esp_fail(err, ESP_EINVAL, "copy of %zu bytes into %zu leaves its buffer", src.bytes, dst.bytes);
+    memmove((uint8_t *)dst.buf->host + dst.off, (const uint8_t *)src.buf->host + src.off, src.bytes);
+    return ESP_OK;
+}
+
+static esp_status cpu_wait(struct esp_dev *d, esp_error *err)
+{
+    (void)d;
+    (void)err; /* cpu_run() returns when the step is done */
+    return ESP_OK;
+}
+
+static void cpu_close(struct esp_dev *d)
+{
+    struct cpu_dev *c = (struct cpu_dev *)d;
+
+    if (!c)
+        return;
+    esp_pool_destroy(c->pool);
+    esp_free_aligned(c);
+}
+
+static const struct esp_backend_ops cpu_ops = {
+    .name = "cpu",
+    .close = cpu_close,
+    .alloc = cpu_alloc,
+    .free = cpu_free,
+    .copy = cpu_copy,
+    .can = cpu_can,
+    .plan_bytes = cpu_plan_bytes,
+    .compile = cpu_compile,
+    .plan_free = cpu_plan_free,
+    .run = cpu_run,
+    .wait = cpu_wait,
+};
+
+esp_status esp_cpu_open(struct esp_dev **out, enum esp_cpu_level level, uint32_t n_thread, esp_error *err)
+{
+    struct cpu_dev *c = esp_alloc_aligned(sizeof *c, 64);
+    esp_status s;
+
+    if (!c)
+        return esp_fail(err, ESP_ENOMEM, "cpu: out of memory");
+    c->base.ops = &cpu_ops;
+    snprintf(c->base.name, sizeof c->base.name, "cpu (%s)", esp_cpu_level_name(level));
+    esp_kernels_init(&c->k, level);
+    s = esp_pool_create(&c->pool, n_thread ? n_thread : esp_core_count(), err);
+    if (s != ESP_OK) {
+        esp_free_aligned(c);
+        return s;
+    }
+    *out = &c->base;
+    return ESP_OK;
+}
+
+const struct esp_kernels *esp_cpu_kernels(const struct esp_dev *d)
+{
+    return &((const struct cpu_dev *)d)->k;
+}

@@ -1,0 +1,88 @@
+/*
+ * Products with weights. The products of a step share one list of tasks: each task is a range of outputs of one weight
+ * for all rows of the step, so a weight is read from memory once whatever the number of rows.
+ *
+ * SPDX-License-Identifier: MIT
+ */
+#include "backend/cpu/cpu.h"
+
+enum {
+    TASKS_PER_THREAD = 8, /* enough to even out a busy core, few enough to keep long streams */
+    GRAIN_ALIGN = 16,     /* outputs; whole register tiles */
+    PREPARE_ROWS = 8      /* rows of one prepare task */
+};
+
+static uint32_t rows_of(const struct esp_plan *p, const struct step *s)
+{
+    return s->op->kind == ESP_OP_LOGITS ? p->batch->n_out : p->batch->n_tok;
+}
+
+static void prepare(const struct thread *t, const struct step *s, uint32_t n_row)
+{
+    const struct esp_plan *p = t->p;
+    const float *x = plan_value(p, s->op->a);
+    size_t n_in = p->tape->values[s->op->a].width;
+    uint32_t per = (n_row + PREPARE_ROWS - 1) / PREPARE_ROWS;
+    uint32_t n_task = s->n_linear * per;
+
+    for (uint32_t i = esp_task_next(t->counter); i < n_task; i = esp_task_next(t->counter)) {
+        const struct linear *l = &p->linears[s->first_linear + i / per];
+        uint32_t r0 = i % per * PREPARE_ROWS;
+        uint32_t n = n_row - r0 < PREPARE_ROWS ? n_row - r0 : PREPARE_ROWS;
+
+        if (l->prepares)
+            l->kernel->prepare(l->op->w, x + r0 * n_in, n_in, n, plan_act(p) + l->act_off + r0 * l->act_row);
+    }
+}
+
+static bool any_prepares(const struct esp_plan *p, const struct step *s)
+{
+    for (uint32_t i = 0; i < s->n_linear; i++)
+        if (p->linears[s->first_linear + i].prepares)
+            return true;
+    return false;
+}
+
+static uint32_t grain_of(const struct esp_plan *p, const struct step *s, uint32_t n_thread)
+{
+    uint64_t total = 0;
+    uint32_t grain;
+
+    for (uint32_t i = 0; i < s->n_linear; i++)
+        total += p->linears[s->first_linear + i].n_out;
+    grain = (uint32_t)(total / (n_thread * TASKS_PER_THREAD));
+    grain = (grain + GRAIN_ALIGN - 1) / GRAIN_ALIGN * GRAIN_ALIGN;
+    return grain ? grain : GRAIN_ALIGN;
+}
+
+void cpu_step_linear(const struct thread *t, const struct step *s)
+{
+    const struct esp_plan *p = t->p;
+    uint32_t n_row = rows_of(p, s), grain = grain_of(p, s, t->n_thread);
+    uint32_t next, first = 0, i = 0;
+
+    if (any_prepares(p, s)) {
+        prepare(t, s, n_row);
+        esp_pool_barrier(p->dev->pool);
+    }
+    if (n_row == 0)
+        return;
+    /* Tasks are numbered through all weights of the step; i and first follow the number upwards. */
+    for (next = esp_task_next(t->counter + 1);; next = esp_task_next(t->counter + 1)) {
+        const struct linear *l;
+        const void *act;
+        uint32_t o0, o1;
+        float *y;
+
+        while (i < s->n_linear && next - first >= (p->linears[s->first_linear + i].n_out + grain - 1) / grain)
+            first += (p->linears[s->first_linear + i++].n_out + grain - 1) / grain;
+        if (i == s->n_linear)
+            return;
+        l = &p->linears[s->first_linear + i];
+        act = l->kernel->prepare ? (const void *)(plan_act(p) + l->act_off) : plan_value(p, l->op->a);
+        y = s->op->kind == ESP_OP_LOGITS ? p->batch->logits : plan_value(p, l->op->out);
+        o0 = (next - first) * grain;
+        o1 = l->n_out - o0 < grain ? l->n_out : o0 + grain;
+        l->kernel->product(l->op->w, act, n_row, o0, o1, y, l->n_out);
+    }
+}

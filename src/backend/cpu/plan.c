@@ -1,0 +1,220 @@
+/*
+ * Compiling a tape for the CPU: group linear ops that share an input, choose kernels, and lay scratch out so that values
+ * whose lives do not overlap share bytes. The layout is a function of the tape and the limits alone, so memory is known
+ * before anything is allocated.
+ *
+ * SPDX-License-Identifier: MIT
+ */
+#include "backend/cpu/cpu.h"
+
+#include <string.h>
+
+#include "base/mem.h"
+
+static size_t pad64(size_t n)
+{
+    return (n + 63) & ~(size_t)63;
+}
+
+static bool is_product(const struct esp_op *op)
+{
+    return op->kind == ESP_OP_LINEAR || op->kind == ESP_OP_LOGITS;
+}
+
+static enum esp_act act_of(const struct esp_plan_opts *o, enum esp_format_id f)
+{
+    if (o->act_auto)
+        return esp_format_get(f)->grouped ? ESP_ACT_INT8X2 : ESP_ACT_F32;
+    return esp_act_resolve(f, o->act);
+}
+
+bool cpu_can(const struct esp_dev *d, const struct esp_op *op)
+{
+    (void)d;
+    return op->kind < ESP_OP_COUNT && (!op->w || op->w->format < ESP_FORMAT_COUNT);
+}
+
+static size_t value_bytes(const struct esp_value *v, const struct esp_plan_opts *o)
+{
+    size_t n = v->rows == ESP_ROWS_TOKEN ? o->max_tok : o->max_out;
+
+    return pad64(n * v->width * sizeof(float));
+}
+
+/* First fit: the lowest offset where v's bytes meet no value alive at the same time. */
+static size_t place(const struct esp_tape *t, const struct esp_plan_opts *o, const size_t *off, esp_val v)
+{
+    const struct esp_value *a = &t->values[v];
+    size_t need = value_bytes(a, o), at = 0;
+    bool moved = true;
+
+    while (moved) {
+        moved = false;
+        for (esp_val u = 0; u < v; u++) {
+            const struct esp_value *b = &t->values[u];
+            size_t end = off[u] + value_bytes(b, o);
+
+            if (b->last_use < a->born || b->born > a->last_use || off[u] >= at + need || end <= at)
+                continue;
+            at = end;
+            moved = true;
+        }
+    }
+    return at;
+}
+
+static size_t place_values(const struct esp_tape *t, const struct esp_plan_opts *o, size_t *off)
+{
+    size_t total = 0;
+
+    for (esp_val v = 0; v < t->n_value; v++) {
+        off[v] = place(t, o, off, v);
+        if (off[v] + value_bytes(&t->values[v], o) > total)
+            total = off[v] + value_bytes(&t->values[v], o);
+    }
+    return total;
+}
+
+/* Set up l for op; l0[0..n) are the earlier products of the same step, whose prepared rows it may share. */
+static void choose_kernel(struct esp_plan *p, struct linear *l, const struct esp_op *op, const struct linear *l0,
+                          uint32_t n, size_t *act_used)
+{
+    const struct esp_kernels *k = &p->dev->k;
+
+    l->op = op;
+    l->n_out = op->w->n_out;
+    l->kernel = &k->linear[op->w->format][act_of(&p->opts, op->w->format)];
+    if (!l->kernel->prepare)
+        return;
+    for (uint32_t i = 0; i < n; i++)
+        if (l0[i].kernel->prepare == l->kernel->prepare && l0[i].op->w->group == op->w->group) {
+            l->act_off = l0[i].act_off;
+            l->act_row = l0[i].act_row;
+            return;
+        }
+    l->prepares = true;
+    l->act_off = *act_used;
+    l->act_row = l->kernel->prepared_bytes(op->w->n_in, op->w->group);
+    *act_used += pad64(l->act_row * (op->kind == ESP_OP_LOGITS ? p->opts.max_out : p->opts.max_tok));
+}
+
+static void make_steps(struct esp_plan *p)
+{
+    const struct esp_tape *t = p->tape;
+
+    for (uint32_t i = 0; i < t->n_op;) {
+        struct step *s = &p->steps[p->n_step++];
+        size_t act_used = 0;
+
+        s->op = &t->ops[i];
+        s->first_linear = p->n_linear;
+        if (!is_product(s->op)) {
+            i++;
+            continue;
+        }
+        do {
+            choose_kernel(p, &p->linears[p->n_linear], &t->ops[i], &p->linears[s->first_linear], s->n_linear, &act_used);
+            p->n_linear++;
+            s->n_linear++;
+            i++;
+        } while (i < t->n_op && t->ops[i].kind == s->op->kind && t->ops[i].a == s->op->a);
+        if (act_used > p->act_bytes)
+            p->act_bytes = act_used;
+    }
+}
+
+static size_t max_size(size_t a, size_t b)
+{
+    return a > b ? a : b;
+}
+
+/* Everything but the scratch memory itself. */
+static esp_status lay_out(struct esp_plan *p, esp_error *err)
+{
+    const struct esp_tape *t = p->tape;
+    const struct esp_layout *l = &p->pools.layout;
+    size_t thread_floats = max_size(cpu_attend_thread_floats(t, l), cpu_delta_thread_floats(l));
+
+    p->steps = esp_alloc_array(t->n_op, sizeof *p->steps);
+    p->linears = esp_alloc_array(t->n_op, sizeof *p->linears);
+    p->value_off = esp_alloc_array(t->n_value, sizeof *p->value_off);
+    p->counters = esp_alloc_array((size_t)t->n_op * 2, sizeof *p->counters);
+    if (!p->steps || !p->linears || !p->value_off || !p->counters)
+        return esp_fail(err, ESP_ENOMEM, "plan of %u ops: out of memory", t->n_op);
+    make_steps(p);
+    p->values_bytes = place_values(t, &p->opts, p->value_off);
+    p->rope_bytes = pad64((size_t)p->opts.max_tok * 2 * t->rope.n_half * sizeof(float));
+    p->split_bytes = pad64(cpu_attend_split_floats(t, l, &p->opts) * sizeof(float));
+    p->thread_bytes = pad64(thread_floats * sizeof(float));
+    p->scratch_bytes = p->values_bytes + p->act_bytes + p->rope_bytes + p->split_bytes +
+                       p->thread_bytes * esp_pool_size(p->dev->pool);
+    return ESP_OK;
+}
+
+void cpu_plan_free(struct esp_plan *p)
+{
+    if (!p)
+        return;
+    esp_free(p->steps);
+    esp_free(p->linears);
+    esp_free(p->value_off);
+    esp_free(p->counters);
+    esp_free_aligned(p->scratch);
+    esp_free(p);
+}
+
+static esp_status plan_create(struct esp_plan **out, struct esp_dev *d, const struct esp_tape *t,
+                              const struct esp_plan_opts *o, const struct esp_layout *l, esp_error *err)
+{
+    struct esp_plan *p;
+    esp_status s;
+
+    if (o->max_tok == 0 || o->max_seq == 0)
+        return esp_fail(err, ESP_EINVAL, "a plan for %u tokens of %u sequences", o->max_tok, o->max_seq);
+    p = esp_alloc(sizeof *p);
+    if (!p)
+        return esp_fail(err, ESP_ENOMEM, "plan: out of memory");
+    p->dev = (struct cpu_dev *)d;
+    p->tape = t;
+    p->opts = *o;
+    p->pools.layout = *l;
+    s = lay_out(p, err);
+    if (s != ESP_OK) {
+        cpu_plan_free(p);
+        return s;
+    }
+    *out = p;
+    return ESP_OK;
+}
+
+esp_status cpu_plan_bytes(struct esp_dev *d, const struct esp_tape *t, const struct esp_layout *l,
+                          const struct esp_plan_opts *o, size_t *bytes, esp_error *err)
+{
+    struct esp_plan *p;
+
+    ESP_TRY(plan_create(&p, d, t, o, l, err));
+    *bytes = p->scratch_bytes;
+    cpu_plan_free(p);
+    return ESP_OK;
+}
+
+esp_status cpu_compile(struct esp_dev *d, const struct esp_tape *t, const struct esp_pools *pools,
+                       const struct esp_plan_opts *o, struct esp_plan **out, esp_error *err)
+{
+    struct esp_plan *p;
+
+    for (uint32_t i = 0; i < t->n_op; i++)
+        if (!cpu_can(d, &t->ops[i]))
+            return esp_fail(err, ESP_EUNSUPPORTED, "%s cannot run op %u (%s)", d->name, i, esp_op_name(t->ops[i].kind));
+    ESP_TRY(plan_create(&p, d, t, o, &pools->layout, err));
+    p->pools = *pools;
+    p->scratch = esp_alloc_aligned(p->scratch_bytes, 4096);
+    if (!p->scratch) {
+        size_t bytes = p->scratch_bytes;
+
+        cpu_plan_free(p);
+        return esp_fail(err, ESP_ENOMEM, "no memory for %zu bytes of scratch", bytes);
+    }
+    *out = p;
+    return ESP_OK;
+}

@@ -1,0 +1,59 @@
+/*
+ * Page and slot layout arithmetic. Every plane starts at a multiple of 64 bytes.
+ *
+ * SPDX-License-Identifier: MIT
+ */
+#include "graph/layout.h"
+
+static size_t pad64(size_t n)
+{
+    return (n + 63) & ~(size_t)63;
+}
+
+static esp_status check(const struct esp_layout *l, esp_error *err)
+{
+    if (l->n_attn && (l->head_dim % 16 || l->head_dim == 0 || l->head_dim > ESP_HEAD_MAX))
+        return esp_fail(err, ESP_EUNSUPPORTED, "attention head of %u: multiples of 16 up to %d are supported", l->head_dim,
+                        ESP_HEAD_MAX);
+    if (l->n_delta && (l->dk % 16 || l->dv % 16 || l->dk == 0 || l->dv == 0 || l->dk > 256 || l->dv > 256))
+        return esp_fail(err, ESP_EUNSUPPORTED,
+                        "linear-attention heads of %u and %u: multiples of 16 up to 256 are supported", l->dk, l->dv);
+    return ESP_OK;
+}
+
+esp_status esp_layout_finish(struct esp_layout *l, esp_error *err)
+{
+    static const size_t kv_size[ESP_KV_COUNT] = {4, 2};
+
+    ESP_TRY(check(l, err));
+    l->kv_row = kv_size[l->kv] * l->head_dim;
+    l->kv_plane = pad64(l->kv_row * ESP_SPAN);
+    l->page_layer = l->kv_plane * 2 * l->n_kv_head;
+    l->page_bytes = l->page_layer * l->n_attn;
+    l->s_off = 0;
+    l->k_off = pad64(sizeof(float) * l->vh * l->dv * l->dk);
+    l->u_off = l->k_off + pad64(sizeof(float) * l->kh * ESP_CHUNK * l->dk);
+    l->g_off = l->u_off + pad64(sizeof(float) * l->vh * ESP_CHUNK * l->dv);
+    l->conv_off = l->g_off + pad64(sizeof(float) * l->vh * ESP_CHUNK);
+    l->conv_row = sizeof(float) * l->conv_dim;
+    l->slot_layer = l->conv_off + pad64(l->conv_row * (ESP_CONV_TAPS - 1));
+    l->slot_bytes = l->slot_layer * l->n_delta;
+    return ESP_OK;
+}
+
+size_t esp_layout_kv_per_token(const struct esp_layout *l)
+{
+    return l->kv_row * 2 * l->n_kv_head * l->n_attn;
+}
+
+size_t esp_layout_state_bytes(const struct esp_layout *l)
+{
+    return l->n_delta * (sizeof(float) * l->vh * l->dv * l->dk + l->conv_row * (ESP_CONV_TAPS - 1));
+}
+
+size_t esp_layout_open_bytes(const struct esp_layout *l)
+{
+    size_t row = l->kh * l->dk + l->vh * (l->dv + 1);
+
+    return l->n_delta * sizeof(float) * ESP_CHUNK * row;
+}

@@ -1,0 +1,49 @@
+/*
+ * Where a sequence's memory lies: the byte layout of a KV page and of a recurrent slot. Plain data, shared by the state
+ * room (which hands pages and slots out) and by backends (which read and write them).
+ *
+ * A page holds ESP_SPAN positions of every attention layer:  [layer][kv head][K, V][ESP_SPAN][head_dim]
+ * A slot holds every delta layer:
+ *     S     [vh][dv][dk]        state with all positions before `base` folded in
+ *     k     [kh][ESP_CHUNK][dk] unit keys of the open rows base, base + 1, ...
+ *     u     [vh][ESP_CHUNK][dv] deltas of the open rows
+ *     g     [vh][ESP_CHUNK]     log decays of the open rows
+ *     conv  [3][conv_dim]       last pre-convolution rows, oldest first
+ *
+ * SPDX-License-Identifier: MIT
+ */
+#ifndef ESP_GRAPH_LAYOUT_H
+#define ESP_GRAPH_LAYOUT_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/status.h"
+#include "kernels/kernels.h"
+
+struct esp_layout {
+    uint32_t n_attn, n_delta; /* layers of each kind */
+    uint32_t n_kv_head, head_dim;
+    enum esp_kv kv;
+    uint32_t kh, vh, dk, dv, conv_dim;
+
+    /* Derived by esp_layout_finish(); bytes. */
+    size_t kv_row;        /* one position of K or V of one head */
+    size_t kv_plane;      /* K or V of one head: ESP_SPAN rows */
+    size_t page_layer;    /* one attention layer of a page */
+    size_t page_bytes;
+    size_t s_off, k_off, u_off, g_off, conv_off; /* inside one layer of a slot */
+    size_t slot_layer;
+    size_t slot_bytes;
+    size_t conv_row;      /* one pre-convolution row */
+};
+
+/* Fill the derived fields; ESP_EUNSUPPORTED for sizes that no kernel takes, naming the size and the range. */
+esp_status esp_layout_finish(struct esp_layout *l, esp_error *err);
+/* Bytes of keys and values of one position over all attention layers. */
+size_t esp_layout_kv_per_token(const struct esp_layout *l);
+/* Bytes of S and conv of all layers (a "state" in memory plans), and of the open rows k, u, g. */
+size_t esp_layout_state_bytes(const struct esp_layout *l);
+size_t esp_layout_open_bytes(const struct esp_layout *l);
+
+#endif

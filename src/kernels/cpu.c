@@ -1,0 +1,65 @@
+/*
+ * CPU detection. A feature counts only when the CPU has it and the operating system saves its registers;
+ * otherwise the first such instruction is a fault. Source: Intel SDM volume 1, chapters 14.3 and 15.2
+ * (detection of AVX and AVX-512).
+ *
+ * SPDX-License-Identifier: MIT
+ */
+#include "kernels/cpu.h"
+
+#include <stdint.h>
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+
+static bool has(uint32_t reg, uint32_t mask)
+{
+    return (reg & mask) == mask;
+}
+
+static uint64_t read_xcr0(void)
+{
+    uint32_t lo, hi;
+
+    __asm__ volatile("xgetbv" : "=a"(lo), "=d"(hi) : "c"(0)); /* the intrinsic would need -mxsave */
+    return (uint64_t)hi << 32 | lo;
+}
+
+struct esp_cpu esp_cpu_detect(void)
+{
+    enum {
+        XCR0_AVX = 0x6,
+        XCR0_AVX512 = 0xe6
+    }; /* SSE and AVX; plus masks and both halves of the zmm registers */
+    struct esp_cpu cpu = {0};
+    uint32_t a, b, c, d;
+    uint64_t xcr0;
+
+    if (!__get_cpuid(1, &a, &b, &c, &d) || !has(c, bit_OSXSAVE | bit_AVX | bit_FMA | bit_F16C))
+        return cpu;
+    xcr0 = read_xcr0();
+    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || !has(b, bit_AVX2) || (xcr0 & XCR0_AVX) != XCR0_AVX)
+        return cpu;
+    cpu.avx2 = true;
+    cpu.avx512 = has(b, bit_AVX512F | bit_AVX512BW | bit_AVX512DQ | bit_AVX512VL) && has(c, bit_AVX512VNNI) &&
+                 (xcr0 & XCR0_AVX512) == XCR0_AVX512;
+    if (cpu.avx512 && a >= 1 && __get_cpuid_count(7, 1, &a, &b, &c, &d))
+        cpu.avx512bf16 = has(a, bit_AVX512BF16);
+    return cpu;
+}
+
+#elif defined(__aarch64__)
+
+struct esp_cpu esp_cpu_detect(void)
+{
+    return (struct esp_cpu){.neon = true}; /* part of the base architecture */
+}
+
+#else
+
+struct esp_cpu esp_cpu_detect(void)
+{
+    return (struct esp_cpu){0};
+}
+
+#endif

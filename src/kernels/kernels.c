@@ -1,0 +1,129 @@
+/*
+ * Building the kernel table: the reference fills every entry, then each level up to the wanted one overrides
+ * what it does better. A level counts only when this build contains its kernels, so that "avx2" in a log
+ * always means it.
+ *
+ * SPDX-License-Identifier: MIT
+ */
+#include "kernels/kernels.h"
+
+#include <string.h>
+
+#include "kernels/cpu.h"
+#include "kernels/levels.h"
+
+static const char *const LEVEL_NAMES[ESP_CPU_LEVEL_COUNT] = {
+    [ESP_CPU_REF] = "ref",
+    [ESP_CPU_AVX2] = "avx2",
+    [ESP_CPU_AVX512] = "avx512",
+    [ESP_CPU_NEON] = "neon",
+};
+
+enum esp_act esp_act_resolve(enum esp_format_id format, enum esp_act act)
+{
+    if (esp_format_get(format)->grouped)
+        return act;
+    if (act == ESP_ACT_INT8X2)
+        return ESP_ACT_F32;
+    return act == ESP_ACT_INT8 ? ESP_ACT_BF16 : act;
+}
+
+const char *esp_act_name(enum esp_act act)
+{
+    static const char *const names[ESP_ACT_COUNT] = {"f32", "bf16", "int8x2", "int8"};
+
+    return names[act];
+}
+
+const char *esp_cpu_level_name(enum esp_cpu_level level)
+{
+    return LEVEL_NAMES[level];
+}
+
+static bool level_present(enum esp_cpu_level level)
+{
+    switch (level) {
+    case ESP_CPU_REF:
+        return true;
+#ifdef ESP_HAVE_X86_KERNELS
+    case ESP_CPU_AVX2:
+        return esp_cpu_detect().avx2;
+    case ESP_CPU_AVX512:
+        return esp_cpu_detect().avx512;
+#endif
+#ifdef ESP_HAVE_ARM_KERNELS
+    case ESP_CPU_NEON:
+        return esp_cpu_detect().neon;
+#endif
+    default:
+        return false;
+    }
+}
+
+enum esp_cpu_level esp_cpu_best(void)
+{
+    enum esp_cpu_level best = ESP_CPU_REF;
+
+    for (int i = 0; i < ESP_CPU_LEVEL_COUNT; i++) {
+        if (level_present((enum esp_cpu_level)i))
+            best = (enum esp_cpu_level)i;
+    }
+    return best;
+}
+
+esp_status esp_cpu_level_parse(enum esp_cpu_level *out, const char *name, esp_error *err)
+{
+    for (int i = 0; i < ESP_CPU_LEVEL_COUNT; i++) {
+        if (strcmp(name, LEVEL_NAMES[i]) != 0)
+            continue;
+        if (!level_present((enum esp_cpu_level)i))
+            return esp_fail(err, ESP_EDEVICE, "CPU level \"%s\" is not available here; the best is \"%s\"",
+                            name, LEVEL_NAMES[esp_cpu_best()]);
+        *out = (enum esp_cpu_level)i;
+        return ESP_OK;
+    }
+    return esp_fail(err, ESP_EINVAL, "CPU level \"%s\" is not known; known are ref, avx2, avx512 and neon",
+                    name);
+}
+
+void esp_kernels_init_plain(struct esp_kernels *k, enum esp_cpu_level level)
+{
+    memset(k, 0, sizeof *k);
+    esp_kernels_init_ref(k);
+#ifdef ESP_HAVE_X86_KERNELS
+    if (level == ESP_CPU_AVX2 || level == ESP_CPU_AVX512)
+        esp_kernels_init_avx2(k);
+    if (level == ESP_CPU_AVX512)
+        esp_kernels_init_avx512(k);
+#endif
+#ifdef ESP_HAVE_ARM_KERNELS
+    if (level == ESP_CPU_NEON)
+        esp_kernels_init_neon(k);
+#endif
+    k->isa = LEVEL_NAMES[level];
+    k->level = level;
+}
+
+void esp_kernels_init(struct esp_kernels *k, enum esp_cpu_level level)
+{
+    esp_kernels_init_plain(k, level);
+#ifdef ESP_HAVE_X86_KERNELS
+    if (level == ESP_CPU_AVX512 && esp_cpu_detect().avx512bf16) {
+        esp_kernels_init_avx512bf16(k);
+        k->isa = "avx512+bf16";
+    }
+#endif
+}
+
+size_t esp_delta_scratch_floats(void)
+{
+    /* three chunk x chunk matrices (decays, K K^T, Q K^T), two chunk x 256 (S k, S q), and two rows to spare
+     */
+    return 3 * ESP_CHUNK * ESP_CHUNK + 2 * ESP_CHUNK * 256 + 2 * 256;
+}
+
+size_t esp_attend_scratch_floats(uint32_t n_query)
+{
+    /* scores and the span's own weighted values for every query, padded to a whole tile of 16 queries */
+    return ((size_t)n_query + 16) * (ESP_SPAN + ESP_HEAD_MAX + 16);
+}

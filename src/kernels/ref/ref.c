@@ -1,0 +1,18 @@
+/*
+ * The reference level: every entry of the table, one file a theme.
+ *
+ * SPDX-License-Identifier: MIT
+ */
+#include "kernels/levels.h"
+
+#include "kernels/ref/ref.h"
+
+void esp_kernels_init_ref(struct esp_kernels *k)
+{
+    esp_ref_init_linear(k);
+    esp_ref_init_norm(k);
+    esp_ref_init_conv(k);
+    esp_ref_init_delta(k);
+    esp_ref_init_attend(k);
+    esp_ref_init_vec(k);
+}

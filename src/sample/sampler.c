@@ -1,0 +1,227 @@
+/*
+ * The chain: load and mask the row, apply the sparse edits (bias, penalties, end tokens), then pick. Edits
+ * touch only ids that are named or were seen, so their cost does not grow with the vocabulary.
+ *
+ * SPDX-License-Identifier: MIT
+ */
+#include "sample/sampler.h"
+
+#include <float.h>
+#include <inttypes.h>
+#include <math.h>
+#include <string.h>
+
+#include "base/mem.h"
+#include "base/rng.h"
+
+#include "sample/history.h"
+#include "sample/select.h"
+
+struct esp_sampler {
+    struct esp_sample_params p; /* bias and end_ids point to own copies */
+    struct esp_sample_work *work;
+    struct esp_history history;
+    struct esp_logit_bias *bias;
+    uint32_t *end_ids;
+};
+
+static bool has_penalty(const struct esp_sample_params *p)
+{
+    return p->repetition_penalty != 1 || p->presence_penalty != 0 || p->frequency_penalty != 0;
+}
+
+size_t esp_sampler_bytes(const struct esp_sample_params *p, uint32_t n_vocab, size_t max_tokens)
+{
+    return sizeof(struct esp_sampler) + p->n_bias * sizeof *p->bias + p->n_end * sizeof *p->end_ids +
+           esp_history_bytes(n_vocab, max_tokens, has_penalty(p));
+}
+
+/* 0 means the whole sequence; so does a window longer than size_t. */
+static size_t window_size(int64_t context)
+{
+    return context > 0 && (uint64_t)context < SIZE_MAX ? (size_t)context : SIZE_MAX;
+}
+
+esp_status esp_sampler_create(struct esp_sampler **out, const struct esp_sample_params *p,
+                              struct esp_sample_work *work, size_t max_tokens, esp_error *err)
+{
+    struct esp_sampler *s;
+    esp_status status;
+
+    ESP_TRY(esp_sample_params_check(p, work->n_vocab, err));
+    s = esp_alloc(sizeof *s);
+    if (!s)
+        return esp_fail(err, ESP_ENOMEM, "sampler: out of memory");
+    status = esp_history_init(&s->history, work->n_vocab, max_tokens, has_penalty(p), err);
+    if (status != ESP_OK)
+        goto failed;
+    s->bias = esp_alloc_array(p->n_bias, sizeof *s->bias);
+    s->end_ids = esp_alloc_array(p->n_end, sizeof *s->end_ids);
+    if (!s->bias || !s->end_ids) {
+        status = esp_fail(err, ESP_ENOMEM, "sampler: no memory for %zu biases", p->n_bias);
+        goto failed;
+    }
+    if (p->n_bias)
+        memcpy(s->bias, p->bias, p->n_bias * sizeof *s->bias);
+    if (p->n_end)
+        memcpy(s->end_ids, p->end_ids, p->n_end * sizeof *s->end_ids);
+    s->p = *p;
+    s->p.bias = s->bias;
+    s->p.end_ids = s->end_ids;
+    s->work = work;
+    s->history.window[ESP_WINDOW_REPETITION] = window_size(p->repetition_context_size);
+    s->history.window[ESP_WINDOW_PRESENCE] = window_size(p->presence_context_size);
+    s->history.window[ESP_WINDOW_FREQUENCY] = window_size(p->frequency_context_size);
+    *out = s;
+    return ESP_OK;
+failed:
+    esp_sampler_destroy(s);
+    return status;
+}
+
+void esp_sampler_destroy(struct esp_sampler *s)
+{
+    if (!s)
+        return;
+    esp_history_clear(&s->history);
+    esp_free(s->bias);
+    esp_free(s->end_ids);
+    esp_free(s);
+}
+
+esp_status esp_sampler_push_prompt(struct esp_sampler *s, const uint32_t *ids, size_t n, esp_error *err)
+{
+    return esp_history_push(&s->history, ids, n, false, err);
+}
+
+esp_status esp_sampler_push(struct esp_sampler *s, uint32_t id, esp_error *err)
+{
+    return esp_history_push(&s->history, &id, 1, true, err);
+}
+
+esp_status esp_sampler_pop(struct esp_sampler *s, size_t n, esp_error *err)
+{
+    if (n > s->history.len)
+        return esp_fail(err, ESP_EINVAL, "sampler: cannot take back %zu of %zu tokens", n, s->history.len);
+    esp_history_pop(&s->history, n);
+    return ESP_OK;
+}
+
+size_t esp_sampler_length(const struct esp_sampler *s)
+{
+    return s->history.len;
+}
+
+size_t esp_sampler_n_generated(const struct esp_sampler *s)
+{
+    return s->history.n_generated;
+}
+
+/* An edit saturates: it never turns a finite logit into a ban or an infinity. */
+static float saturate(double x)
+{
+    return x > (double)FLT_MAX ? FLT_MAX : x < -(double)FLT_MAX ? -FLT_MAX : (float)x;
+}
+
+static void add_bias(const struct esp_sampler *s)
+{
+    for (size_t i = 0; i < s->p.n_bias; i++) {
+        uint32_t id = s->bias[i].id;
+        float bias = s->bias[i].bias;
+
+        if (bias <= -100)
+            esp_work_set(s->work, id, -INFINITY);
+        else
+            esp_work_set(s->work, id, saturate((double)s->work->logit[id] + (double)bias));
+    }
+}
+
+static void add_penalties(const struct esp_sampler *s)
+{
+    for (size_t i = 0; i < s->history.n_active; i++) {
+        const struct esp_history_entry *e = &s->history.active[i];
+        double x = (double)s->work->logit[e->id];
+
+        if (e->count[ESP_WINDOW_REPETITION])
+            x = x > 0 ? x / s->p.repetition_penalty : x * s->p.repetition_penalty;
+        if (e->count[ESP_WINDOW_PRESENCE])
+            x -= s->p.presence_penalty;
+        x -= s->p.frequency_penalty * e->count[ESP_WINDOW_FREQUENCY];
+        esp_work_set(s->work, e->id, saturate(x));
+    }
+}
+
+/* Ban the end tokens until min_tokens; a row that could then do nothing at all may end. */
+static float ban_end_tokens(const struct esp_sampler *s)
+{
+    struct esp_sample_work *w = s->work;
+    float saved[ESP_SAMPLE_MAX_END], max;
+
+    for (size_t i = 0; i < s->p.n_end; i++)
+        saved[i] = w->logit[s->end_ids[i]];
+    for (size_t i = 0; i < s->p.n_end; i++)
+        esp_work_set(w, s->end_ids[i], -INFINITY);
+    max = esp_work_max(w);
+    if (max > -INFINITY)
+        return max;
+    for (size_t i = 0; i < s->p.n_end; i++) {
+        w->logit[s->end_ids[i]] = saved[i];
+        w->dirty[s->end_ids[i] / ESP_SAMPLE_BLOCK] = 1;
+    }
+    return esp_work_max(w);
+}
+
+/* The processed row into s->work; *max is its greatest value and finite. */
+static esp_status process(const struct esp_sampler *s, const float *logits, const uint64_t *allowed,
+                          float *max, esp_error *err)
+{
+    struct esp_sample_work *w = s->work;
+    uint32_t bad;
+    float raw;
+
+    esp_work_load(w, logits, allowed, &raw, &bad);
+    if (bad < w->n_vocab)
+        return esp_fail(err, ESP_ENUMERIC,
+                        "logits: %g at index %" PRIu32 " of %" PRIu32 "; numbers or -inf are accepted",
+                        (double)logits[bad], bad, w->n_vocab);
+    if (!(raw > -INFINITY))
+        return esp_fail(err, ESP_ENUMERIC, "logits: -inf at index 0 and at every other of %" PRIu32,
+                        w->n_vocab);
+    add_bias(s);
+    add_penalties(s);
+    if (s->p.n_end && (uint64_t)s->history.n_generated < (uint64_t)s->p.min_tokens)
+        *max = ban_end_tokens(s);
+    else
+        *max = esp_work_max(w);
+    if (!(*max > -INFINITY))
+        return esp_fail(err, ESP_ESTATE, "sampler: mask and logit_bias allow none of the %" PRIu32 " tokens",
+                        w->n_vocab);
+    return ESP_OK;
+}
+
+esp_status esp_sampler_draw(const struct esp_sampler *s, const float *logits, const uint64_t *allowed,
+                            uint64_t position, struct esp_sample_result *out, esp_error *err)
+{
+    struct esp_rng_key key = {.seed = s->p.seed, .choice = s->p.choice, .position = position};
+    float max;
+
+    ESP_TRY(process(s, logits, allowed, &max, err));
+    if (s->p.temperature == 0) {
+        *out = (struct esp_sample_result){.id = esp_work_first(s->work, max), .n_kept = 1};
+        return ESP_OK;
+    }
+    esp_work_select(s->work, &s->p, max);
+    out->id = esp_work_pick(s->work, esp_rng_uniform(&key));
+    out->n_kept = s->work->n_kept;
+    return ESP_OK;
+}
+
+esp_status esp_sampler_process(const struct esp_sampler *s, const float *logits, const uint64_t *allowed,
+                               float *out, esp_error *err)
+{
+    float max;
+
+    ESP_TRY(process(s, logits, allowed, &max, err));
+    memcpy(out, s->work->logit, s->work->n_vocab * sizeof *out);
+    return ESP_OK;
+}
