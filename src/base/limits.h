@@ -18,6 +18,11 @@
 #define ESP_LIMIT_LAYERS           1024u
 #define ESP_LIMIT_HIDDEN           65536u
 #define ESP_LIMIT_VOCAB            4194304u
+#define ESP_LIMIT_TOKEN_BYTES      4096u        /* one token; the longest known is a few hundred spaces */
+#define ESP_LIMIT_ADDED_TOKENS     16384u       /* Qwen3.5 has 33; some families reserve thousands */
+#define ESP_LIMIT_SPLIT_PATTERN    16384u       /* bytes of a pre-tokenizer's pattern; known ones are below 400 */
+#define ESP_LIMIT_SPLIT_STAGES     8u           /* patterns in a Sequence */
+#define ESP_LIMIT_SPLIT_STEPS      200000000u   /* PCRE2's match limit for one piece; bounds hostile patterns */
 #define ESP_LIMIT_TEMPLATE_BYTES   (1u << 20)
 #define ESP_LIMIT_TEMPLATE_STEPS   20000000u    /* a 1,000-message conversation takes about 100,000 */
 #define ESP_LIMIT_TEMPLATE_DEPTH   64           /* nested blocks, parentheses, macro calls */

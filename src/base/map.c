@@ -73,6 +73,18 @@ esp_status esp_map_open(struct esp_map *out, const char *path, esp_error *err)
     return ESP_OK;
 }
 
+esp_status esp_map_memory(struct esp_map *out, size_t size, uint8_t **data, esp_error *err)
+{
+    void *p = mmap(NULL, size ? size : 1, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+
+    if (p == MAP_FAILED)
+        return esp_fail(err, ESP_ENOMEM, "no memory for %zu bytes", size);
+    madvise(p, size ? size : 1, MADV_HUGEPAGE); /* a hint; refusal costs speed only */
+    *out = (struct esp_map){.data = p, .size = size ? size : 1};
+    *data = p;
+    return ESP_OK;
+}
+
 void esp_map_close(struct esp_map *m)
 {
     if (m->data)

@@ -50,7 +50,7 @@ void esp_sample_params_init(struct esp_sample_params *p)
 }
 
 /* Whether an id occurs twice, by a small open-addressing set of list positions. */
-static const struct esp_logit_bias *find_duplicate(const struct esp_logit_bias *bias, size_t n)
+static const struct esp_sample_bias *find_duplicate(const struct esp_sample_bias *bias, size_t n)
 {
     enum { SET = 2 * ESP_SAMPLE_MAX_BIAS };
     uint16_t set[SET] = {0}; /* position + 1 */
@@ -70,13 +70,13 @@ static const struct esp_logit_bias *find_duplicate(const struct esp_logit_bias *
 
 static esp_status check_bias(const struct esp_sample_params *p, uint32_t n_vocab, esp_error *err)
 {
-    const struct esp_logit_bias *twice;
+    const struct esp_sample_bias *twice;
 
     if (p->n_bias > ESP_SAMPLE_MAX_BIAS)
         return esp_fail(err, ESP_EINVAL, "logit_bias: %zu entries, at most %d are accepted", p->n_bias,
                         ESP_SAMPLE_MAX_BIAS);
     for (size_t i = 0; i < p->n_bias; i++) {
-        const struct esp_logit_bias *b = &p->bias[i];
+        const struct esp_sample_bias *b = &p->bias[i];
 
         if (b->id >= n_vocab)
             return esp_fail(err, ESP_EINVAL,

@@ -21,7 +21,7 @@ struct esp_sampler {
     struct esp_sample_params p; /* bias and end_ids point to own copies */
     struct esp_sample_work *work;
     struct esp_history history;
-    struct esp_logit_bias *bias;
+    struct esp_sample_bias *bias;
     uint32_t *end_ids;
 };
 

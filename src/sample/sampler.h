@@ -18,7 +18,7 @@
 
 #include "base/status.h"
 
-struct esp_logit_bias {
+struct esp_sample_bias {
     uint32_t id;
     float bias; /* -100..100; -100 bans the token */
 };
@@ -39,7 +39,7 @@ struct esp_sample_params {
     int64_t repetition_context_size;
     int64_t presence_context_size;
     int64_t frequency_context_size;
-    const struct esp_logit_bias *bias; /* n_bias <= ESP_SAMPLE_MAX_BIAS, ids differ; copied by create */
+    const struct esp_sample_bias *bias; /* n_bias <= ESP_SAMPLE_MAX_BIAS, ids differ; copied by create */
     size_t n_bias;
     int64_t min_tokens;      /* the end tokens are banned until this many tokens are generated */
     const uint32_t *end_ids; /* n_end <= ESP_SAMPLE_MAX_END; copied by create */

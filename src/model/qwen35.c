@@ -1,0 +1,209 @@
+/*
+ * Qwen3.5 and 3.6, dense: three gated-DeltaNet layers to one full-attention layer, SwiGLU MLPs, optionally tied head.
+ * First the weights by name, then the forward pass as the paper has it. Shapes: H hidden, F MLP width, V vocabulary,
+ * hd attention head, dk and dv linear heads. Source: the reference implementation in transformers, model type qwen3_5.
+ *
+ * SPDX-License-Identifier: MIT
+ */
+#include <math.h>
+#include <stdio.h>
+
+#include "model/net.h"
+
+struct attention {
+    const struct esp_weight *q; /* [n_head * 2 * hd][H]: per head hd query rows, then hd gate rows */
+    const struct esp_weight *k, *v; /* [n_kv * hd][H] */
+    const struct esp_weight *o; /* [H][n_head * hd] */
+    const float *q_norm, *k_norm; /* [hd] */
+};
+
+struct delta {
+    const struct esp_weight *qkv; /* [conv_dim][H]: kh * dk query, kh * dk key, vh * dv value rows */
+    const struct esp_weight *z;   /* [vh * dv][H] output gate */
+    const struct esp_weight *b, *a; /* [vh][H] write strength, decay */
+    const struct esp_weight *out; /* [H][vh * dv] */
+    const float *conv;            /* [conv_dim][4], tap 3 is the current token */
+    const float *a_neg, *dt_bias; /* [vh] */
+    const float *norm;            /* [dv], plain gamma */
+};
+
+struct layer {
+    const float *norm_in, *norm_mlp; /* [H] */
+    struct attention attn;
+    struct delta delta;
+    const struct esp_weight *gate, *up, *down; /* [F][H], [F][H], [H][F] */
+};
+
+struct model {
+    struct esp_net *net;
+    const struct esp_config *c;
+    const struct esp_weight *embed, *head; /* [V][H] */
+    const float *norm;
+    struct layer *layers;
+};
+
+/* ---- weights ------------------------------------------------------------------------------------------------------ */
+
+static void bind_attention(struct esp_binder *b, struct attention *a, const struct esp_config *c)
+{
+    uint32_t hd = c->head_dim;
+
+    a->q = esp_bind_matrix(b, "self_attn.q_proj", c->n_head * 2 * hd, c->hidden);
+    a->k = esp_bind_matrix(b, "self_attn.k_proj", c->n_kv_head * hd, c->hidden);
+    a->v = esp_bind_matrix(b, "self_attn.v_proj", c->n_kv_head * hd, c->hidden);
+    a->o = esp_bind_matrix(b, "self_attn.o_proj", c->hidden, c->n_head * hd);
+    a->q_norm = esp_bind_norm(b, "self_attn.q_norm.weight", hd);
+    a->k_norm = esp_bind_norm(b, "self_attn.k_norm.weight", hd);
+}
+
+static void bind_delta(struct esp_binder *b, struct delta *d, const struct esp_config *c, uint32_t conv_dim)
+{
+    uint32_t value_dim = c->lin_v_head * c->lin_v_dim;
+    float *a_neg;
+
+    d->qkv = esp_bind_matrix(b, "linear_attn.in_proj_qkv", conv_dim, c->hidden);
+    d->z = esp_bind_matrix(b, "linear_attn.in_proj_z", value_dim, c->hidden);
+    d->b = esp_bind_matrix(b, "linear_attn.in_proj_b", c->lin_v_head, c->hidden);
+    d->a = esp_bind_matrix(b, "linear_attn.in_proj_a", c->lin_v_head, c->hidden);
+    d->out = esp_bind_matrix(b, "linear_attn.out_proj", c->hidden, value_dim);
+    d->conv = esp_bind_vector(b, "linear_attn.conv1d.weight", conv_dim * ESP_CONV_TAPS);
+    d->dt_bias = esp_bind_vector(b, "linear_attn.dt_bias", c->lin_v_head);
+    d->norm = esp_bind_vector(b, "linear_attn.norm.weight", c->lin_v_dim);
+    a_neg = (float *)(uintptr_t)esp_bind_vector(b, "linear_attn.A_log", c->lin_v_head);
+    for (uint32_t i = 0; a_neg && i < c->lin_v_head; i++)
+        a_neg[i] = -expf(a_neg[i]);
+    d->a_neg = a_neg;
+}
+
+static void bind_layer(struct esp_binder *b, struct layer *l, const struct model *m, uint32_t i)
+{
+    const struct esp_config *c = m->c;
+
+    snprintf(b->prefix, sizeof b->prefix, "layers.%u.", i);
+    l->norm_in = esp_bind_norm(b, "input_layernorm.weight", c->hidden);
+    if (c->is_full[i])
+        bind_attention(b, &l->attn, c);
+    else
+        bind_delta(b, &l->delta, c, m->net->layout.conv_dim);
+    l->norm_mlp = esp_bind_norm(b, "post_attention_layernorm.weight", c->hidden);
+    l->gate = esp_bind_matrix(b, "mlp.gate_proj", c->ffn, c->hidden);
+    l->up = esp_bind_matrix(b, "mlp.up_proj", c->ffn, c->hidden);
+    l->down = esp_bind_matrix(b, "mlp.down_proj", c->hidden, c->ffn);
+}
+
+static esp_status bind_model(struct model *m, const struct esp_source *src, esp_error *err)
+{
+    const struct esp_config *c = m->c;
+    struct esp_binder b = {.net = m->net, .src = src, .part = ESP_PART_TEXT, .err = err};
+
+    m->layers = esp_arena_alloc_array(m->net->arena, c->n_layer, sizeof *m->layers);
+    if (!m->layers)
+        return esp_fail(err, ESP_ENOMEM, "model of %u layers: out of memory", c->n_layer);
+    m->embed = esp_bind_matrix(&b, "embed_tokens", c->vocab_size, c->hidden);
+    for (uint32_t i = 0; i < c->n_layer && b.status == ESP_OK; i++)
+        bind_layer(&b, &m->layers[i], m, i);
+    b.prefix[0] = 0;
+    m->norm = esp_bind_norm(&b, "norm.weight", c->hidden);
+    m->head = m->embed;
+    if (!src->tied) {
+        b.part = ESP_PART_HEAD;
+        m->head = esp_bind_matrix(&b, "", c->vocab_size, c->hidden);
+    }
+    return b.status;
+}
+
+/* ---- forward pass ------------------------------------------------------------------------------------------------- */
+
+static esp_val record_attention(struct esp_tape *t, const struct model *m, const struct attention *a, uint32_t layer,
+                                esp_val u)
+{
+    const struct esp_config *c = m->c;
+    uint32_t hd = c->head_dim;
+    float eps = (float)c->rms_eps;
+    esp_val qg = t_linear(t, u, a->q); /* [n_head][query hd, gate hd] */
+    esp_val k = t_linear(t, u, a->k);
+    esp_val v = t_linear(t, u, a->v);
+    esp_val q = t_head_rope(t, qg, a->q_norm, eps, c->n_head, 2 * hd, hd, 1.0f / sqrtf((float)hd));
+    esp_val o;
+
+    k = t_head_rope(t, k, a->k_norm, eps, c->n_kv_head, hd, hd, 1.0f);
+    t_kv_append(t, k, v, layer);
+    o = t_attend(t, q, layer, c->n_head);
+    o = t_head_gate(t, o, qg, c->n_head, 2 * hd);
+    return t_linear(t, o, a->o);
+}
+
+static esp_val record_delta(struct esp_tape *t, const struct model *m, const struct delta *d, uint32_t layer, esp_val u)
+{
+    const struct esp_config *c = m->c;
+    esp_val p = t_linear(t, u, d->qkv);
+    esp_val z = t_linear(t, u, d->z);
+    esp_val b = t_linear(t, u, d->b);
+    esp_val a = t_linear(t, u, d->a);
+    esp_val qkv = t_conv(t, p, d->conv, layer);
+    esp_val gates = t_gates(t, b, a, d->a_neg, d->dt_bias);
+    esp_val o = t_delta(t, qkv, gates, layer, c->lin_v_head, c->lin_v_dim);
+
+    o = t_gated_norm(t, o, z, d->norm, (float)c->rms_eps, c->lin_v_head);
+    return t_linear(t, o, d->out);
+}
+
+static esp_val record_mlp(struct esp_tape *t, const struct layer *w, esp_val u)
+{
+    esp_val gate = t_linear(t, u, w->gate);
+    esp_val up = t_linear(t, u, w->up);
+
+    return t_linear(t, t_swiglu(t, gate, up), w->down);
+}
+
+static void record(struct esp_tape *t, const struct model *m)
+{
+    const struct esp_config *c = m->c;
+    float eps = (float)c->rms_eps;
+    uint32_t n_attn = 0, n_delta = 0; /* layers of each kind so far: where their state lies */
+    esp_val x = t_embed(t, m->embed);
+
+    t_name(t, x, "hidden.", 0, "");
+    for (uint32_t i = 0; i < c->n_layer; i++) {
+        const struct layer *w = &m->layers[i];
+        esp_val u = t_rmsnorm(t, x, w->norm_in, eps);
+        esp_val mix = c->is_full[i] ? record_attention(t, m, &w->attn, n_attn++, u)
+                                    : record_delta(t, m, &w->delta, n_delta++, u);
+
+        x = t_add(t, x, mix);
+        u = t_rmsnorm(t, x, w->norm_mlp, eps);
+        x = t_add(t, x, record_mlp(t, w, u));
+        t_name(t, x, "hidden.", i + 1, ""); /* before the final norm, for the last layer too */
+    }
+    x = t_rmsnorm(t, t_gather(t, x), m->norm, eps);
+    t_name(t, x, "final.", c->n_layer, "");
+    t_logits(t, x, m->head);
+}
+
+static esp_status load(struct esp_net *net, const struct esp_source *src, esp_error *err)
+{
+    const struct esp_config *c = &net->config;
+    struct model m = {.net = net, .c = c};
+
+    if (c->conv_kernel != ESP_CONV_TAPS)
+        return esp_fail(err, ESP_EUNSUPPORTED, "linear_conv_kernel_dim %u, %d is supported", c->conv_kernel, ESP_CONV_TAPS);
+    net->layout = (struct esp_layout){
+        .n_attn = c->n_full,
+        .n_delta = c->n_layer - c->n_full,
+        .n_kv_head = c->n_kv_head,
+        .head_dim = c->head_dim,
+        .kh = c->lin_k_head,
+        .vh = c->lin_v_head,
+        .dk = c->lin_k_dim,
+        .dv = c->lin_v_dim,
+        .conv_dim = 2 * c->lin_k_head * c->lin_k_dim + c->lin_v_head * c->lin_v_dim,
+    };
+    net->tape.rope = esp_net_rope(net->arena, c);
+    if (!net->tape.rope.freq || !net->tape.rope.axis)
+        return esp_fail(err, ESP_ENOMEM, "model: out of memory");
+    ESP_TRY(bind_model(&m, src, err));
+    record(&net->tape, &m);
+    return ESP_OK;
+}
+
+const struct esp_arch_ops esp_arch_qwen35 = {.arch = ESP_ARCH_QWEN35, .load = load};
