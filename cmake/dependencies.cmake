@@ -1,13 +1,18 @@
-# Third-party libraries, found by pkg-config; doc/dependencies.md says what each is for.
+# Third-party libraries of the library, found by pkg-config; doc/dependencies.md says what each is for. This list also makes
+# the installed pkg-config and CMake descriptions; scripts/checks/deps.py compares it with scripts/deps.sh and the page.
 find_package(PkgConfig REQUIRED)
 find_package(Threads REQUIRED)
-pkg_check_modules(JANSSON REQUIRED IMPORTED_TARGET jansson>=2.13)
-pkg_check_modules(PCRE2 REQUIRED IMPORTED_TARGET libpcre2-8>=10.40)
-pkg_check_modules(UTF8PROC REQUIRED IMPORTED_TARGET libutf8proc>=2.6)
-pkg_check_modules(XXHASH REQUIRED IMPORTED_TARGET libxxhash>=0.8.0)
+set(ESP_MODULES jansson>=2.13 libpcre2-8>=10.40 libutf8proc>=2.6 libxxhash>=0.8.0)
+
 add_library(espalier_dependencies INTERFACE)
-target_link_libraries(espalier_dependencies INTERFACE PkgConfig::JANSSON PkgConfig::PCRE2 PkgConfig::UTF8PROC
-                      PkgConfig::XXHASH Threads::Threads m)
+foreach(module IN LISTS ESP_MODULES)
+    string(REGEX REPLACE ">=.*" "" name ${module})
+    string(MAKE_C_IDENTIFIER "ESP_${name}" variable)
+    pkg_check_modules(${variable} REQUIRED IMPORTED_TARGET ${module})
+    target_link_libraries(espalier_dependencies INTERFACE PkgConfig::${variable})
+endforeach()
+target_link_libraries(espalier_dependencies INTERFACE Threads::Threads m)
+
 # The program alone: line editing.
 pkg_check_modules(LIBEDIT IMPORTED_TARGET libedit)
 add_library(espalier_program_dependencies INTERFACE)

@@ -10,6 +10,9 @@ install(DIRECTORY doc/ DESTINATION ${CMAKE_INSTALL_DOCDIR} FILES_MATCHING PATTER
 
 # ---- pkg-config -----------------------------------------------------------------------------------------------------
 file(RELATIVE_PATH ESP_PC_PREFIX "/p/${CMAKE_INSTALL_LIBDIR}/pkgconfig" "/p")
+string(REGEX REPLACE "/$" "" ESP_PC_PREFIX ${ESP_PC_PREFIX})
+string(REPLACE ";" ", " ESP_PC_MODULES "${ESP_MODULES}")
+string(REPLACE ">=" " >= " ESP_PC_MODULES "${ESP_PC_MODULES}")
 configure_file(cmake/espalier.pc.in espalier.pc @ONLY)
 install(FILES ${CMAKE_CURRENT_BINARY_DIR}/espalier.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
 

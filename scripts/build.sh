@@ -22,7 +22,7 @@ mkdir -p build/logs
 
 quietly() { # show the end of the log only when the command fails
     if ! "$@" >"$log" 2>&1; then
-        tail -n 60 "$log" >&2
+        grep -vE '^\[[0-9]+/[0-9]+\] ' "$log" | tail -n 60 >&2 # without Ninja's progress
         echo "failed: $* (whole log: $log)" >&2
         exit 1
     fi

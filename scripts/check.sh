@@ -6,7 +6,7 @@ set -u
 cd "$(dirname "$0")/.." || exit 2
 mkdir -p build/logs
 
-all='layers.py banned.py size.py files.py links.py symbols.py headers.sh format.sh man.sh cppcheck.sh tidy.sh'
+all='layers.py banned.py size.py files.py links.py deps.py symbols.py headers.sh format.sh man.sh cppcheck.sh tidy.sh'
 passed=0 failed=0 skipped=0
 for check in ${*:-$all}; do
     log=build/logs/check-$check.log

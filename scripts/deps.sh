@@ -1,5 +1,5 @@
 #!/bin/sh
-# Make sure that what a purpose needs is there: deps.sh run|test|check|ci ...
+# Make sure that what a purpose needs is there: deps.sh [--list] run|test|check|ci ... (--list: print package names only)
 #
 # Every need is probed by what it must be able to do (a command, a pkg-config module, a header), not by a package list:
 # so a self-built cmake counts, nothing is asked of apt when all is there, and no network is needed then. What is missing
@@ -33,6 +33,7 @@ needs() {
         echo "libjansson-dev have_module jansson libjansson-dev"
         echo "libpcre2-dev have_module libpcre2-8 libpcre2-dev"
         echo "libutf8proc-dev have_module libutf8proc libutf8proc-dev"
+        echo "libxxhash-dev have_module libxxhash libxxhash-dev"
         echo "libedit-dev have_module libedit libedit-dev"
         ;;
     test)
@@ -71,9 +72,16 @@ missing() {
     done
 }
 
+list=no
+if [ "${1-}" = --list ]; then
+    list=yes
+    shift
+fi
 for purpose in "$@"; do
+    [ $list = no ] || needs "$purpose" | while read -r package probe; do echo "$package"; done
     needs "$purpose" >/dev/null # an unknown word stops here, not inside a pipe
 done
+[ $list = no ] || exit 0
 packages=$(missing "$@")
 packages=${packages% }
 [ -n "$packages" ] || exit 0

@@ -2,7 +2,7 @@
 """Functions of at most 80 lines and complexity 15, files of at most 900 lines (a warning above 600).
 
 Measured by pmccabe; a switch counts as one decision. A comment "long: REASON" just above a function, or on its first
-lines, exempts it. Tables (*_tables.c) and tests are exempt from the file ceiling.
+lines, exempts it. Tests are exempt from the ceilings on files and complexity: a list of assertions has no hidden paths.
 
 SPDX-License-Identifier: MIT
 """
@@ -24,6 +24,8 @@ for row in out.splitlines():
     if not m:
         continue
     complexity, first, lines, path, name = int(m[1]), int(m[4]), int(m[5]), m[6], m[8]
+    if path.startswith("tests/"):
+        complexity = 0
     if lines <= MAX_LINES and complexity <= MAX_COMPLEXITY:
         continue
     around = "\n".join(texts[path][max(0, first - 12):first + 2])

@@ -1,5 +1,6 @@
 /*
- * The log hook, one of the two mutable globals of the library (the other is the CPU table). Set once, before use.
+ * The log hook, one of the two mutable globals of the library (the other is the CPU table). Set once, before
+ * use.
  *
  * SPDX-License-Identifier: MIT
  */

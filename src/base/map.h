@@ -22,7 +22,8 @@ struct esp_map {
 esp_status esp_map_open(struct esp_map *out, const char *path, esp_error *err);
 void esp_map_close(struct esp_map *m); /* a zeroed or closed map is fine */
 
-/* size bytes of zeroed memory as a map of its own, in huge pages where the system grants them; *data is writable. */
+/* size bytes of zeroed memory as a map of its own, in huge pages where the system grants them; *data is
+ * writable. */
 esp_status esp_map_memory(struct esp_map *out, size_t size, uint8_t **data, esp_error *err);
 
 /* Read a whole small file, at most max bytes, into memory with a final zero (esp_free). */

@@ -1,7 +1,8 @@
 /*
- * Fork-join pool. A region is announced by an epoch number; workers spin on it, then park on a condition. The barrier
- * counts arrivals and releases by a second epoch, with the same spin-then-park wait. Spinning is skipped altogether when
- * the pool has more threads than the machine has cores: then the thread waited for needs this core.
+ * Fork-join pool. A region is announced by an epoch number; workers spin on it, then park on a condition. The
+ * barrier counts arrivals and releases by a second epoch, with the same spin-then-park wait. Spinning is
+ * skipped altogether when the pool has more threads than the machine has cores: then the thread waited for
+ * needs this core.
  *
  * SPDX-License-Identifier: MIT
  */
@@ -16,7 +17,9 @@
 #include "base/limits.h"
 #include "base/mem.h"
 
-enum { SPIN_ROUNDS = 4000 }; /* about 40 us of pause instructions: longer than any gap between ops of one step */
+enum {
+    SPIN_ROUNDS = 4000
+}; /* about 40 us of pause instructions: longer than any gap between ops of one step */
 
 struct gate { /* an epoch that threads wait on */
     _Atomic uint32_t epoch;
@@ -177,7 +180,8 @@ esp_status esp_pool_create(struct esp_pool **out, uint32_t n_thread, esp_error *
         e = pthread_create(&w->thread, NULL, worker_main, w);
         if (e != 0) {
             stop_workers(p, i);
-            return esp_fail(err, ESP_EDEVICE, "thread %u of %u could not start: %s", i + 2, n_thread, strerror(e));
+            return esp_fail(err, ESP_EDEVICE, "thread %u of %u could not start: %s", i + 2, n_thread,
+                            strerror(e));
         }
     }
     *out = p;

@@ -1,7 +1,7 @@
 /*
- * Worker pool for fork-join work. One region runs a function on every thread; inside it threads meet at barriers and
- * take tasks from counters. Waiting spins briefly, then parks, so an idle engine costs no CPU and an oversubscribed
- * machine does not burn it.
+ * Worker pool for fork-join work. One region runs a function on every thread; inside it threads meet at
+ * barriers and take tasks from counters. Waiting spins briefly, then parks, so an idle engine costs no CPU
+ * and an oversubscribed machine does not burn it.
  *
  * SPDX-License-Identifier: MIT
  */
@@ -18,7 +18,8 @@ struct esp_pool;
 /* Runs on thread tid of n_thread; tid 0 is the caller's own thread. */
 typedef void (*esp_pool_fn)(void *arg, uint32_t tid, uint32_t n_thread);
 
-/* n_thread >= 1, the caller included; at most ESP_LIMIT_THREADS. ESP_ENOMEM, ESP_EDEVICE (thread start failed). */
+/* n_thread >= 1, the caller included; at most ESP_LIMIT_THREADS. ESP_ENOMEM, ESP_EDEVICE (thread start
+ * failed). */
 esp_status esp_pool_create(struct esp_pool **out, uint32_t n_thread, esp_error *err);
 /* Joins the workers. NULL is a no-op. */
 void esp_pool_destroy(struct esp_pool *p);

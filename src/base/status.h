@@ -35,7 +35,7 @@ esp_status esp_fail_in(esp_error *err, esp_status s, const char *fmt, ...)
 
 /* A broken invariant of ours, never a reaction to input. On in debug and test builds (ESP_CHECKS), else
  * nothing. */
-#ifdef ESP_CHECKS
+#if defined(ESP_CHECKS) || defined(__clang_analyzer__)
 #define ESP_ASSERT(cond) ((cond) ? (void)0 : esp_assert_failed(#cond, __FILE__, __LINE__))
 #else
 #define ESP_ASSERT(cond) ((void)sizeof(cond))

@@ -1,4 +1,5 @@
-/* Thread pool: every thread runs, barriers order writes, tasks are taken once, oversubscription works. SPDX-License-Identifier: MIT */
+/* Thread pool: every thread runs, barriers order writes, tasks are taken once, oversubscription works.
+ * SPDX-License-Identifier: MIT */
 #include "support/support.h"
 
 #include "base/pool.h"
