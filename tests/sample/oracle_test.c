@@ -12,7 +12,7 @@
 #include "base/rng.h"
 #include "sample/select.h"
 
-enum { MAX_V = 900 };
+enum { SMALL_V = 900, MAX_V = 20000 };
 
 struct item {
     uint32_t id;
@@ -123,11 +123,11 @@ static uint32_t oracle_pick(struct oracle *o, double u)
     return o->item[o->n - 1].id;
 }
 
-static uint32_t random_row(float *logits, uint32_t *r)
+static uint32_t random_row(float *logits, uint32_t max_v, uint32_t *r)
 {
     static const double steps[] = {1e-3, 0.25, 1, 4};
     uint32_t n =
-        uniform(r) < 0.5 ? 1 + (uint32_t)(uniform(r) * 12) : 1 + (uint32_t)(uniform(r) * (MAX_V - 1));
+        uniform(r) < 0.5 ? 1 + (uint32_t)(uniform(r) * 12) : 1 + (uint32_t)(uniform(r) * (max_v - 1));
     uint32_t levels = 1 + (uint32_t)(uniform(r) * uniform(r) * 200);
     double step = steps[(int)(uniform(r) * 4)], banned = uniform(r) < 0.3 ? 0.5 : 0;
 
@@ -149,7 +149,8 @@ static void random_params(struct esp_sample_params *p, uint32_t n, uint32_t *r)
     esp_sample_params_init(p);
     p->temperature = temperatures[(int)(uniform(r) * 6)];
     if (uniform(r) < 0.5)
-        p->top_k = (int64_t)(uniform(r) * uniform(r) * (n + 5));
+        p->top_k =
+            uniform(r) < 0.3 ? 1 + (int64_t)(uniform(r) * 14) : (int64_t)(uniform(r) * uniform(r) * (n + 5));
     if (uniform(r) < 0.5)
         p->top_p = uniform(r) < 0.2 ? 1e-9 : uniform(r) < 0.3 ? 0.95 : 1 - uniform(r);
     if (uniform(r) < 0.3)
@@ -159,51 +160,86 @@ static void random_params(struct esp_sample_params *p, uint32_t n, uint32_t *r)
     p->seed = *r;
 }
 
+struct tally {
+    uint32_t unsure, heap, sorted, by_blocks;
+};
+
+/* Draw at three positions and compare kept set and id with the oracle. */
+static void check_row(const struct esp_sample_params *p, const float *logits, uint32_t n, struct tally *t)
+{
+    static struct oracle o;
+    struct esp_sample_work *w = NULL;
+    struct esp_sampler *s = NULL;
+    struct esp_sample_result got;
+    esp_error err;
+
+    test_ok(esp_sample_work_create(&w, n, &err), &err);
+    test_ok(esp_sampler_create(&s, p, w, 1, &err), &err);
+    for (uint64_t position = 0; position < 3; position++) {
+        const struct esp_rng_key key = {.seed = p->seed, .position = position};
+        uint32_t want;
+
+        oracle_select(&o, p, logits, n);
+        want = oracle_pick(&o, esp_rng_uniform(&key));
+        test_ok(esp_sampler_draw(s, logits, NULL, position, &got, &err), &err);
+        if (o.unsure) {
+            t->unsure++;
+            continue;
+        }
+        t->heap += p->top_k > 0 && p->top_k <= 128 && p->top_k < n;
+        t->sorted += p->top_k > 128 && p->top_k < n;
+        t->by_blocks += p->top_k > 128 && p->top_k <= n / 64;
+        if (got.n_kept != o.n)
+            fail_msg("seed %u: n %u, kept %u, oracle %u; T %g k %d top_p %.17g min_p %g typical %g",
+                     (unsigned)p->seed, n, got.n_kept, o.n, p->temperature, (int)p->top_k, p->top_p, p->min_p,
+                     p->typical_p);
+        for (uint32_t i = 0; i < o.n; i++)
+            assert_int_equal(w->id[i], o.item[i].id);
+        assert_int_equal(got.id, want);
+    }
+    esp_sampler_destroy(s);
+    esp_sample_work_destroy(w);
+}
+
 static void test_filters(void **state)
 {
     enum { ROUNDS = 20000 };
-    static struct oracle o;
-    static float logits[MAX_V];
-    uint32_t r = 0, n_unsure = 0, n_heap = 0, n_sorted = 0;
+    static float logits[SMALL_V];
+    struct tally t = {0};
+    uint32_t r = 0;
 
     (void)state;
     for (int round = 0; round < ROUNDS; round++) {
-        uint32_t n = random_row(logits, &r);
-        struct esp_sample_work *w = NULL;
-        struct esp_sampler *s = NULL;
+        uint32_t n = random_row(logits, SMALL_V, &r);
         struct esp_sample_params p;
-        struct esp_sample_result got;
-        esp_error err;
 
         random_params(&p, n, &r);
-        test_ok(esp_sample_work_create(&w, n, &err), &err);
-        test_ok(esp_sampler_create(&s, &p, w, 1, &err), &err);
-        for (uint64_t position = 0; position < 3; position++) {
-            const struct esp_rng_key key = {.seed = p.seed, .position = position};
-            uint32_t want;
-
-            oracle_select(&o, &p, logits, n);
-            want = oracle_pick(&o, esp_rng_uniform(&key));
-            test_ok(esp_sampler_draw(s, logits, NULL, position, &got, &err), &err);
-            if (o.unsure) {
-                n_unsure++;
-                continue;
-            }
-            n_heap += p.top_k > 0 && p.top_k <= 128 && p.top_k < n;
-            n_sorted += p.top_k > 128 && p.top_k < n;
-            if (got.n_kept != o.n)
-                fail_msg("round %d: n %u, kept %u, oracle %u; T %g k %d top_p %.17g min_p %g typical %g",
-                         round, n, got.n_kept, o.n, p.temperature, (int)p.top_k, p.top_p, p.min_p,
-                         p.typical_p);
-            for (uint32_t i = 0; i < o.n; i++)
-                assert_int_equal(w->id[i], o.item[i].id);
-            assert_int_equal(got.id, want);
-        }
-        esp_sampler_destroy(s);
-        esp_sample_work_destroy(w);
+        check_row(&p, logits, n, &t);
     }
-    assert_true(n_unsure < ROUNDS * 3 / 10);
-    assert_true(n_heap > 5000 && n_sorted > 2000);
+    assert_true(t.unsure < ROUNDS * 3 / 10);
+    assert_true(t.heap > 5000 && t.sorted > 2000);
+}
+
+/* Rows wide enough that a large top_k is narrowed by block maxima first. */
+static void test_wide(void **state)
+{
+    static float logits[MAX_V];
+    struct tally t = {0};
+    uint32_t r = 5000000;
+
+    (void)state;
+    for (int round = 0; round < 60; round++) {
+        uint32_t n;
+        struct esp_sample_params p;
+
+        do
+            n = random_row(logits, MAX_V, &r);
+        while (n < MAX_V / 2);
+        random_params(&p, n, &r);
+        p.top_k = 129 + (int64_t)(uniform(&r) * (n / 64 - 128));
+        check_row(&p, logits, n, &t);
+    }
+    assert_true(t.by_blocks > 100);
 }
 
 /* The same kept set by different filters gives the same draw: what was filtered out leaves no trace. */
@@ -255,6 +291,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_filters),
+        cmocka_unit_test(test_wide),
         cmocka_unit_test(test_draw_depends_on_kept_set),
     };
 
