@@ -242,6 +242,57 @@ static void test_wide(void **state)
     assert_true(t.by_blocks > 100);
 }
 
+/* One peak a block: the k-th greatest value is the k-th greatest block maximum, so the limit is exact. */
+static void test_one_peak_a_block(void **state)
+{
+    enum { BLOCKS = 300, V = BLOCKS * 64 };
+    static float logits[V];
+    struct tally t = {0};
+
+    (void)state;
+    for (uint32_t i = 0; i < V; i++)
+        logits[i] =
+            i % 64 == i / 64 % 64 ? 10 + (float)(i / 64 * 7 % BLOCKS) * 0.01f : (float)(i % 13) * 0.05f;
+    for (int64_t k = 129; k <= BLOCKS + 1; k++) {
+        struct esp_sample_params p;
+
+        esp_sample_params_init(&p);
+        p.temperature = 5;
+        p.top_k = k;
+        check_row(&p, logits, V, &t);
+    }
+    assert_int_equal(t.by_blocks, (BLOCKS - 128) * 3);
+}
+
+/* Mass that meets top_p exactly is enough: equal logits have equal weights and sums without rounding. */
+static void test_exact_mass(void **state)
+{
+    static const struct {
+        double top_p;
+        uint32_t n_kept;
+    } cases[] = {{0.25, 1}, {0.250001, 2}, {0.5, 2}, {0.75, 3}, {0.750001, 4}, {1, 4}};
+    const float logits[5] = {-INFINITY, 1.5f, 1.5f, 1.5f, 1.5f};
+    struct esp_sample_work *w = NULL;
+
+    (void)state;
+    assert_int_equal(esp_sample_work_create(&w, 5, NULL), ESP_OK);
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        struct esp_sample_params p;
+        struct esp_sample_result got;
+        struct esp_sampler *s = NULL;
+
+        esp_sample_params_init(&p);
+        p.top_p = cases[i].top_p;
+        assert_int_equal(esp_sampler_create(&s, &p, w, 1, NULL), ESP_OK);
+        assert_int_equal(esp_sampler_draw(s, logits, NULL, 0, &got, NULL), ESP_OK);
+        assert_int_equal(got.n_kept, cases[i].n_kept);
+        for (uint32_t k = 0; k < got.n_kept; k++)
+            assert_int_equal(w->id[k], k + 1); /* lowest ids first */
+        esp_sampler_destroy(s);
+    }
+    esp_sample_work_destroy(w);
+}
+
 /* The same kept set by different filters gives the same draw: what was filtered out leaves no trace. */
 static void test_draw_depends_on_kept_set(void **state)
 {
@@ -292,6 +343,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_filters),
         cmocka_unit_test(test_wide),
+        cmocka_unit_test(test_one_peak_a_block),
+        cmocka_unit_test(test_exact_mass),
         cmocka_unit_test(test_draw_depends_on_kept_set),
     };
 
