@@ -20,16 +20,17 @@ static size_t active_cap(uint32_t n_vocab, size_t cap)
     return cap < n_vocab ? cap : n_vocab;
 }
 
-size_t esp_history_bytes(uint32_t n_vocab, size_t cap, bool counted)
+size_t esp_sample_history_bytes(uint32_t n_vocab, size_t cap, bool counted)
 {
     size_t n = cap * sizeof(uint32_t);
 
     if (counted)
-        n += n_vocab * sizeof(uint32_t) + active_cap(n_vocab, cap) * sizeof(struct esp_history_entry);
+        n += n_vocab * sizeof(uint32_t) + active_cap(n_vocab, cap) * sizeof(struct esp_sample_history_entry);
     return n;
 }
 
-esp_status esp_history_init(struct esp_history *h, uint32_t n_vocab, size_t cap, bool counted, esp_error *err)
+esp_status esp_sample_history_init(struct esp_sample_history *h, uint32_t n_vocab, size_t cap, bool counted,
+                                   esp_error *err)
 {
     memset(h, 0, sizeof *h);
     h->n_vocab = n_vocab;
@@ -42,13 +43,13 @@ esp_status esp_history_init(struct esp_history *h, uint32_t n_vocab, size_t cap,
         h->active = esp_alloc_array(active_cap(n_vocab, cap), sizeof *h->active);
     }
     if (!h->tokens || (counted && (!h->slot || !h->active))) {
-        esp_history_clear(h);
+        esp_sample_history_clear(h);
         return esp_fail(err, ESP_ENOMEM, "sampler: no memory for a history of %zu tokens", cap);
     }
     return ESP_OK;
 }
 
-void esp_history_clear(struct esp_history *h)
+void esp_sample_history_clear(struct esp_sample_history *h)
 {
     esp_free(h->tokens);
     esp_free(h->slot);
@@ -57,15 +58,15 @@ void esp_history_clear(struct esp_history *h)
 }
 
 /* Add delta (1 or -1) to a token's count in one window. */
-static void count(struct esp_history *h, uint32_t token, int window, int delta)
+static void count(struct esp_sample_history *h, uint32_t token, int window, int delta)
 {
     uint32_t id = token & ~GENERATED;
-    struct esp_history_entry *e;
+    struct esp_sample_history_entry *e;
 
     if (window != ESP_WINDOW_REPETITION && !(token & GENERATED))
         return;
     if (!h->slot[id]) {
-        h->active[h->n_active] = (struct esp_history_entry){.id = id};
+        h->active[h->n_active] = (struct esp_sample_history_entry){.id = id};
         h->slot[id] = (uint32_t)++h->n_active;
     }
     e = &h->active[h->slot[id] - 1];
@@ -77,8 +78,8 @@ static void count(struct esp_history *h, uint32_t token, int window, int delta)
     }
 }
 
-esp_status esp_history_push(struct esp_history *h, const uint32_t *ids, size_t n, bool generated,
-                            esp_error *err)
+esp_status esp_sample_history_push(struct esp_sample_history *h, const uint32_t *ids, size_t n,
+                                   bool generated, esp_error *err)
 {
     if (n > h->cap - h->len)
         return esp_fail(err, ESP_ENOFIT, "sampler: %zu tokens after %zu, the history holds %zu", n, h->len,
@@ -102,7 +103,7 @@ esp_status esp_history_push(struct esp_history *h, const uint32_t *ids, size_t n
     return ESP_OK;
 }
 
-void esp_history_pop(struct esp_history *h, size_t n)
+void esp_sample_history_pop(struct esp_sample_history *h, size_t n)
 {
     ESP_ASSERT(n <= h->len);
     for (; n > 0; n--) {

@@ -20,7 +20,7 @@
 struct esp_sampler {
     struct esp_sample_params p; /* bias and end_ids point to own copies */
     struct esp_sample_work *work;
-    struct esp_history history;
+    struct esp_sample_history history;
     struct esp_sample_bias *bias;
     uint32_t *end_ids;
 };
@@ -33,7 +33,7 @@ static bool has_penalty(const struct esp_sample_params *p)
 size_t esp_sampler_bytes(const struct esp_sample_params *p, uint32_t n_vocab, size_t max_tokens)
 {
     return sizeof(struct esp_sampler) + p->n_bias * sizeof *p->bias + p->n_end * sizeof *p->end_ids +
-           esp_history_bytes(n_vocab, max_tokens, has_penalty(p));
+           esp_sample_history_bytes(n_vocab, max_tokens, has_penalty(p));
 }
 
 /* 0 means the whole sequence; so does a window longer than size_t. */
@@ -52,7 +52,7 @@ esp_status esp_sampler_create(struct esp_sampler **out, const struct esp_sample_
     s = esp_alloc(sizeof *s);
     if (!s)
         return esp_fail(err, ESP_ENOMEM, "sampler: out of memory");
-    status = esp_history_init(&s->history, work->n_vocab, max_tokens, has_penalty(p), err);
+    status = esp_sample_history_init(&s->history, work->n_vocab, max_tokens, has_penalty(p), err);
     if (status != ESP_OK)
         goto failed;
     s->bias = esp_alloc_array(p->n_bias, sizeof *s->bias);
@@ -83,7 +83,7 @@ void esp_sampler_destroy(struct esp_sampler *s)
 {
     if (!s)
         return;
-    esp_history_clear(&s->history);
+    esp_sample_history_clear(&s->history);
     esp_free(s->bias);
     esp_free(s->end_ids);
     esp_free(s);
@@ -91,19 +91,19 @@ void esp_sampler_destroy(struct esp_sampler *s)
 
 esp_status esp_sampler_push_prompt(struct esp_sampler *s, const uint32_t *ids, size_t n, esp_error *err)
 {
-    return esp_history_push(&s->history, ids, n, false, err);
+    return esp_sample_history_push(&s->history, ids, n, false, err);
 }
 
 esp_status esp_sampler_push(struct esp_sampler *s, uint32_t id, esp_error *err)
 {
-    return esp_history_push(&s->history, &id, 1, true, err);
+    return esp_sample_history_push(&s->history, &id, 1, true, err);
 }
 
 esp_status esp_sampler_pop(struct esp_sampler *s, size_t n, esp_error *err)
 {
     if (n > s->history.len)
         return esp_fail(err, ESP_EINVAL, "sampler: cannot take back %zu of %zu tokens", n, s->history.len);
-    esp_history_pop(&s->history, n);
+    esp_sample_history_pop(&s->history, n);
     return ESP_OK;
 }
 
@@ -130,16 +130,16 @@ static void add_bias(const struct esp_sampler *s)
         float bias = s->bias[i].bias;
 
         if (bias <= -100)
-            esp_work_set(s->work, id, -INFINITY);
+            esp_sample_work_set(s->work, id, -INFINITY);
         else
-            esp_work_set(s->work, id, saturate((double)s->work->logit[id] + (double)bias));
+            esp_sample_work_set(s->work, id, saturate((double)s->work->logit[id] + (double)bias));
     }
 }
 
 static void add_penalties(const struct esp_sampler *s)
 {
     for (size_t i = 0; i < s->history.n_active; i++) {
-        const struct esp_history_entry *e = &s->history.active[i];
+        const struct esp_sample_history_entry *e = &s->history.active[i];
         double x = (double)s->work->logit[e->id];
 
         if (e->count[ESP_WINDOW_REPETITION])
@@ -147,7 +147,7 @@ static void add_penalties(const struct esp_sampler *s)
         if (e->count[ESP_WINDOW_PRESENCE])
             x -= s->p.presence_penalty;
         x -= s->p.frequency_penalty * e->count[ESP_WINDOW_FREQUENCY];
-        esp_work_set(s->work, e->id, saturate(x));
+        esp_sample_work_set(s->work, e->id, saturate(x));
     }
 }
 
@@ -160,15 +160,15 @@ static float ban_end_tokens(const struct esp_sampler *s)
     for (size_t i = 0; i < s->p.n_end; i++)
         saved[i] = w->logit[s->end_ids[i]];
     for (size_t i = 0; i < s->p.n_end; i++)
-        esp_work_set(w, s->end_ids[i], -INFINITY);
-    max = esp_work_max(w);
+        esp_sample_work_set(w, s->end_ids[i], -INFINITY);
+    max = esp_sample_work_max(w);
     if (max > -INFINITY)
         return max;
     for (size_t i = 0; i < s->p.n_end; i++) {
         w->logit[s->end_ids[i]] = saved[i];
         w->dirty[s->end_ids[i] / ESP_SAMPLE_BLOCK] = 1;
     }
-    return esp_work_max(w);
+    return esp_sample_work_max(w);
 }
 
 /* The processed row into s->work; *max is its greatest value and finite. */
@@ -179,7 +179,7 @@ static esp_status process(const struct esp_sampler *s, const float *logits, cons
     uint32_t bad;
     float raw;
 
-    esp_work_load(w, logits, allowed, &raw, &bad);
+    esp_sample_work_load(w, logits, allowed, &raw, &bad);
     if (bad < w->n_vocab)
         return esp_fail(err, ESP_ENUMERIC,
                         "logits: %g at index %" PRIu32 " of %" PRIu32 "; numbers or -inf are accepted",
@@ -192,7 +192,7 @@ static esp_status process(const struct esp_sampler *s, const float *logits, cons
     if (s->p.n_end && (uint64_t)s->history.n_generated < (uint64_t)s->p.min_tokens)
         *max = ban_end_tokens(s);
     else
-        *max = esp_work_max(w);
+        *max = esp_sample_work_max(w);
     if (!(*max > -INFINITY))
         return esp_fail(err, ESP_ESTATE, "sampler: mask and logit_bias allow none of the %" PRIu32 " tokens",
                         w->n_vocab);
@@ -203,15 +203,15 @@ esp_status esp_sampler_draw(const struct esp_sampler *s, const float *logits, co
                             uint64_t position, struct esp_sample_result *out, esp_error *err)
 {
     struct esp_rng_key key = {.seed = s->p.seed, .choice = s->p.choice, .position = position};
-    float max;
+    float max = 0;
 
     ESP_TRY(process(s, logits, allowed, &max, err));
     if (s->p.temperature == 0) {
-        *out = (struct esp_sample_result){.id = esp_work_first(s->work, max), .n_kept = 1};
+        *out = (struct esp_sample_result){.id = esp_sample_work_first(s->work, max), .n_kept = 1};
         return ESP_OK;
     }
-    esp_work_select(s->work, &s->p, max);
-    out->id = esp_work_pick(s->work, esp_rng_uniform(&key));
+    esp_sample_work_select(s->work, &s->p, max);
+    out->id = esp_sample_work_pick(s->work, esp_rng_uniform(&key));
     out->n_kept = s->work->n_kept;
     return ESP_OK;
 }
@@ -219,7 +219,7 @@ esp_status esp_sampler_draw(const struct esp_sampler *s, const float *logits, co
 esp_status esp_sampler_process(const struct esp_sampler *s, const float *logits, const uint64_t *allowed,
                                float *out, esp_error *err)
 {
-    float max;
+    float max = 0;
 
     ESP_TRY(process(s, logits, allowed, &max, err));
     memcpy(out, s->work->logit, s->work->n_vocab * sizeof *out);

@@ -128,7 +128,7 @@ esp_status esp_sampler_draw(const struct esp_sampler *s, const float *logits, co
 esp_status esp_sampler_process(const struct esp_sampler *s, const float *logits, const uint64_t *allowed,
                                float *out, esp_error *err);
 
-struct esp_logprob {
+struct esp_sample_logprob {
     uint32_t id;
     double logprob; /* natural; -INFINITY for a logit of -inf */
 };
@@ -144,7 +144,7 @@ struct esp_logprob_query {
     uint32_t n_top; /* 0..ESP_SAMPLE_MAX_TOP */
 };
 esp_status esp_sample_logprobs(const float *logits, uint32_t n_vocab, struct esp_logprob_query q,
-                               struct esp_logprob *chosen, struct esp_logprob *top, uint32_t *n,
+                               struct esp_sample_logprob *chosen, struct esp_sample_logprob *top, uint32_t *n,
                                esp_error *err);
 
 #endif

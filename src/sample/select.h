@@ -33,22 +33,22 @@ struct esp_sample_work {
 };
 
 /* Change one logit; banned ids (-inf) stay banned. */
-void esp_work_set(struct esp_sample_work *w, uint32_t id, float value);
+void esp_sample_work_set(struct esp_sample_work *w, uint32_t id, float value);
 /*
  * Copy logits in, banning ids outside allowed (may be NULL). *raw_max is the greatest before the mask. *bad
  * is the first index of a NaN or +inf, or n_vocab.
  */
-void esp_work_load(struct esp_sample_work *w, const float *logits, const uint64_t *allowed, float *raw_max,
-                   uint32_t *bad);
+void esp_sample_work_load(struct esp_sample_work *w, const float *logits, const uint64_t *allowed,
+                          float *raw_max, uint32_t *bad);
 /* The greatest logit, after bringing block_max up to date. */
-float esp_work_max(struct esp_sample_work *w);
+float esp_sample_work_max(struct esp_sample_work *w);
 /* Lowest id whose logit equals max. */
-uint32_t esp_work_first(const struct esp_sample_work *w, float max);
+uint32_t esp_sample_work_first(const struct esp_sample_work *w, float max);
 
-/* Fill the kept set by p's filters; max = esp_work_max() is finite, p->temperature > 0. Keeps at least one
- * id. */
-void esp_work_select(struct esp_sample_work *w, const struct esp_sample_params *p, float max);
+/* Fill the kept set by p's filters; max = esp_sample_work_max() is finite, p->temperature > 0. Keeps at least
+ * one id. */
+void esp_sample_work_select(struct esp_sample_work *w, const struct esp_sample_params *p, float max);
 /* The kept id at quantile u of [0, 1). */
-uint32_t esp_work_pick(struct esp_sample_work *w, double u);
+uint32_t esp_sample_work_pick(struct esp_sample_work *w, double u);
 
 #endif
