@@ -32,8 +32,8 @@ static void test_demo(void **state)
     assert_int_equal(t->shape[0], 1024);
     assert_int_equal(t->shape[1], 256);
     assert_non_null(esp_names_find(&n, ESP_PART_MTP, "fc.weight"));
-    test_refused(esp_names_need(&t, &n, ESP_PART_TEXT, &err, "layers.%d.mlp.up_proj.weight", 8), ESP_ENOTFOUND, &err,
-                 "model.language_model.layers.8.mlp.up_proj.weight");
+    test_refused(esp_names_need(&t, &n, ESP_PART_TEXT, &err, "layers.%d.mlp.up_proj.weight", 8),
+                 ESP_ENOTFOUND, &err, "model.language_model.layers.8.mlp.up_proj.weight");
     assert_int_equal(c->warnings.n, 0);
     esp_checkpoint_close(c);
 }
