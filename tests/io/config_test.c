@@ -88,6 +88,32 @@ static void test_demo(void **state)
     esp_config_free(&c);
 }
 
+/* The other shapes of models that the fuzz corpus keeps: all are accepted as they are. */
+static void test_corpus_configs(void **state)
+{
+    static const char *const names[] = {"demo",      "tiny_text", "tiny_moe",     "tiny_vl",
+                                        "quantized", "yarn",      "flat_old_rope"};
+
+    (void)state;
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+        struct esp_warnings w = {.n = 0};
+        struct esp_config c;
+        char path[128];
+        esp_error err;
+        json_t *j;
+
+        snprintf(path, sizeof path, "fuzz/corpus/config/%s.json", names[i]);
+        j = test_json(path);
+        test_ok(esp_config_read(&c, j, NULL, names[i], &w, &err), &err);
+        assert_int_equal(w.n, 0);
+        assert_int_equal(c.vision.present, strcmp(names[i], "tiny_vl") == 0);
+        assert_int_equal(c.n_expert, strcmp(names[i], "tiny_moe") == 0 ? 4 : 0);
+        assert_int_equal(c.quant.present, strcmp(names[i], "quantized") == 0);
+        esp_config_free(&c);
+        json_decref(j);
+    }
+}
+
 struct bad {
     const char *path, *json;
     esp_status status;
@@ -443,6 +469,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_demo),
+        cmocka_unit_test(test_corpus_configs),
         cmocka_unit_test(test_bad_edits),
         cmocka_unit_test(test_case_7_not_finite),
         cmocka_unit_test(test_family_values),
