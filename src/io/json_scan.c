@@ -196,6 +196,20 @@ static size_t digits(const struct esp_jscan *j, size_t at)
     return n;
 }
 
+/* End of an exponent that may begin at at; 0 when it has no digits. */
+static size_t exponent_end(const struct esp_jscan *j, size_t at)
+{
+    size_t n;
+
+    if (at >= j->len || (j->s[at] != 'e' && j->s[at] != 'E'))
+        return at;
+    at++;
+    if (at < j->len && (j->s[at] == '+' || j->s[at] == '-'))
+        at++;
+    n = digits(j, at);
+    return n ? at + n : 0;
+}
+
 /* Length of the number at pos, 0 when there is none. */
 static size_t number_length(const struct esp_jscan *j)
 {
@@ -213,16 +227,8 @@ static size_t number_length(const struct esp_jscan *j)
             return 0;
         at += 1 + n;
     }
-    if (at < j->len && (j->s[at] == 'e' || j->s[at] == 'E')) {
-        at++;
-        if (at < j->len && (j->s[at] == '+' || j->s[at] == '-'))
-            at++;
-        n = digits(j, at);
-        if (n == 0)
-            return 0;
-        at += n;
-    }
-    return at - j->pos;
+    at = exponent_end(j, at);
+    return at ? at - j->pos : 0;
 }
 
 static esp_status skip_scalar(struct esp_jscan *j, esp_error *err)

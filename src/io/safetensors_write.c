@@ -28,6 +28,7 @@ struct esp_st_writer {
     int fd;
     bool begun, on_disk, failed;
     struct esp_strbuf meta;    /* members of __metadata__ */
+    struct esp_strbuf keys;    /* their keys, each zero-terminated; few, so searched one by one */
     struct esp_strbuf entries; /* members of the header */
     struct esp_strbuf names;   /* each zero-terminated, for the check for repeats */
     size_t *name_at;
@@ -90,6 +91,7 @@ esp_status esp_st_writer_create(struct esp_st_writer **out, const char *path, es
         w->path = esp_strndup(path, strlen(path));
         w->buffer = esp_alloc(BUFFER_BYTES);
         esp_strbuf_init(&w->meta, ESP_LIMIT_HEADER_BYTES);
+        esp_strbuf_init(&w->keys, ESP_LIMIT_HEADER_BYTES);
         esp_strbuf_init(&w->entries, ESP_LIMIT_HEADER_BYTES);
         esp_strbuf_init(&w->names, ESP_LIMIT_HEADER_BYTES);
     }
@@ -105,12 +107,16 @@ esp_status esp_st_writer_metadata(struct esp_st_writer *w, const char *key, cons
 {
     ESP_TRY(check_before(w, "metadata key", key, err));
     ESP_TRY(check_before(w, "metadata value", value, err));
+    for (size_t at = 0; at < w->keys.len; at += strlen(w->keys.data + at) + 1)
+        if (strcmp(w->keys.data + at, key) == 0)
+            return esp_fail(err, ESP_EINVAL, "%s: duplicate metadata key '%.160s'", w->path, key);
+    esp_strbuf_add(&w->keys, key, strlen(key) + 1);
     if (w->n_meta++)
         esp_strbuf_putc(&w->meta, ',');
     put_string(&w->meta, key);
     esp_strbuf_putc(&w->meta, ':');
     put_string(&w->meta, value);
-    return w->meta.failed ? no_memory(w, err) : ESP_OK;
+    return w->meta.failed || w->keys.failed ? no_memory(w, err) : ESP_OK;
 }
 
 static esp_status declared_bytes(const struct esp_st_writer *w, const char *name, enum esp_dtype dtype,
@@ -343,6 +349,7 @@ void esp_st_writer_destroy(struct esp_st_writer *w)
     if (w->on_disk)
         (void)unlink(w->tmp);
     esp_strbuf_free(&w->meta);
+    esp_strbuf_free(&w->keys);
     esp_strbuf_free(&w->entries);
     esp_strbuf_free(&w->names);
     esp_free(w->name_at);

@@ -19,7 +19,10 @@ struct esp_st_writer;
 /* Start a file that will be called path. Nothing is created on disk before esp_st_writer_data() or _finish().
  */
 esp_status esp_st_writer_create(struct esp_st_writer **out, const char *path, esp_error *err);
-/* Add a __metadata__ pair; before the first data. Pairs are written in order of the calls. */
+/*
+ * Add a __metadata__ pair; before the first data. Pairs are written in order of the calls. ESP_EINVAL for a
+ * repeated key and for text that is not UTF-8.
+ */
 esp_status esp_st_writer_metadata(struct esp_st_writer *w, const char *key, const char *value,
                                   esp_error *err);
 /*
