@@ -14,7 +14,7 @@
 #include "base/mem.h"
 #include "base/utf8.h"
 
-enum { NONE = UINT32_MAX };
+#define NONE UINT32_MAX /* no symbol, no token */
 
 struct esp_bpe_symbol {
     uint32_t id; /* NONE once merged into its left neighbour */
