@@ -5,7 +5,7 @@
  *
  * SPDX-License-Identifier: MIT
  */
-#include "kernels/levels.h"
+#include "kernels/each_level.h"
 
 #include <math.h>
 #include <stdlib.h>

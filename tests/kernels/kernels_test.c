@@ -1,6 +1,6 @@
 /* The table itself: total at every level, levels by name, precision of activations. SPDX-License-Identifier:
  * MIT */
-#include "kernels/levels.h"
+#include "kernels/each_level.h"
 
 #include <string.h>
 

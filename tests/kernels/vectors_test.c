@@ -6,7 +6,7 @@
  * SPDX-License-Identifier: MIT
  */
 #include "formats/hex.h"
-#include "kernels/levels.h"
+#include "kernels/each_level.h"
 
 #include <math.h>
 

@@ -3,8 +3,8 @@
  *
  * SPDX-License-Identifier: MIT
  */
-#ifndef ESP_TESTS_KERNELS_LEVELS_H
-#define ESP_TESTS_KERNELS_LEVELS_H
+#ifndef ESP_TESTS_KERNELS_EACH_LEVEL_H
+#define ESP_TESTS_KERNELS_EACH_LEVEL_H
 
 #include "support/support.h"
 
