@@ -1,0 +1,17 @@
+/*
+ * The x86 levels, put together from their themes.
+ *
+ * SPDX-License-Identifier: MIT
+ */
+#include "kernels/levels.h"
+#include "kernels/x86/parts.h"
+
+void esp_kernels_init_avx2(struct esp_kernels *k)
+{
+    esp_dense_init_avx2(k);
+}
+
+void esp_kernels_init_avx512(struct esp_kernels *k)
+{
+    esp_dense_init_avx512(k);
+}

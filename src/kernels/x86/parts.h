@@ -1,0 +1,14 @@
+/*
+ * The themes that make up a CPU level: each sets its entries of the table. Private to this folder.
+ *
+ * SPDX-License-Identifier: MIT
+ */
+#ifndef ESP_KERNELS_X86_PARTS_H
+#define ESP_KERNELS_X86_PARTS_H
+
+#include "kernels/kernels.h"
+
+void esp_dense_init_avx2(struct esp_kernels *k);
+void esp_dense_init_avx512(struct esp_kernels *k);
+
+#endif
