@@ -10,5 +10,7 @@
 
 void esp_dense_init_avx2(struct esp_kernels *k);
 void esp_dense_init_avx512(struct esp_kernels *k);
+void esp_affine_int_init_avx2(struct esp_kernels *k);
+void esp_affine_int_init_avx512vnni(struct esp_kernels *k);
 
 #endif
