@@ -9,11 +9,13 @@
 void esp_kernels_init_avx2(struct esp_kernels *k)
 {
     esp_dense_init_avx2(k);
+    esp_affine_f32_init_avx2(k);
     esp_affine_int_init_avx2(k);
 }
 
 void esp_kernels_init_avx512(struct esp_kernels *k)
 {
     esp_dense_init_avx512(k);
+    esp_affine_f32_init_avx512(k);
     esp_affine_int_init_avx512vnni(k);
 }

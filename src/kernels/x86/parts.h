@@ -10,6 +10,8 @@
 
 void esp_dense_init_avx2(struct esp_kernels *k);
 void esp_dense_init_avx512(struct esp_kernels *k);
+void esp_affine_f32_init_avx2(struct esp_kernels *k);
+void esp_affine_f32_init_avx512(struct esp_kernels *k);
 void esp_affine_int_init_avx2(struct esp_kernels *k);
 void esp_affine_int_init_avx512vnni(struct esp_kernels *k);
 
