@@ -135,17 +135,8 @@ V_INLINE void affine_tile_unpack(struct affine_tile *t, int bits, uint8_t *buffe
 /* Write n of the four outputs of each row. */
 V_INLINE void affine_store(const __m128 *out, uint32_t n_row, uint32_t n, float *y, size_t ldy)
 {
-    for (uint32_t r = 0; r < n_row; r++) {
-        float t[AFFINE_OUTS];
-
-        if (n == AFFINE_OUTS) {
-            _mm_storeu_ps(y + r * ldy, out[r]);
-            continue;
-        }
-        _mm_storeu_ps(t, out[r]);
-        for (uint32_t j = 0; j < n; j++)
-            y[r * ldy + j] = t[j];
-    }
+    for (uint32_t r = 0; r < n_row; r++)
+        v_store4(y + r * ldy, out[r], n);
 }
 
 /* One product call, and the tile kernel with which affine_product() runs it. */

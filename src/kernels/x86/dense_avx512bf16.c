@@ -104,7 +104,7 @@ V_INLINE void run(int n_row, const struct call *c)
             w[j] = c->w->codes + (o + (j < n ? j : n - 1)) * c->w->row_bytes;
         tile(n_row, x, w, OUTS * c->w->row_bytes, c->w->n_in, out);
         for (int r = 0; r < n_row; r++)
-            _mm_mask_storeu_ps(c->y + (size_t)r * c->ldy + o, (__mmask8)((1u << n) - 1), out[r]);
+            v_store4(c->y + (size_t)r * c->ldy + o, out[r], n);
     }
 }
 

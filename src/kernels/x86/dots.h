@@ -106,18 +106,8 @@ V_INLINE void dots_run(int type, int n_row, const struct dots *d, const float *c
         for (uint32_t j = 0; j < DOT_OUTS; j++) /* past the end the last row again: computed, not stored */
             w[j] = d->w + (o + (j < n ? j : n - 1)) * d->stride;
         dots_tile(type, n_row, x, w, ahead, d->n_in, out);
-        for (int r = 0; r < n_row; r++) {
-            float *y = d->y + (size_t)r * d->ldy + o;
-            float t[DOT_OUTS];
-
-            if (n == DOT_OUTS) {
-                _mm_storeu_ps(y, out[r]);
-                continue;
-            }
-            _mm_storeu_ps(t, out[r]);
-            for (uint32_t j = 0; j < n; j++)
-                y[j] = t[j];
-        }
+        for (int r = 0; r < n_row; r++)
+            v_store4(d->y + (size_t)r * d->ldy + o, out[r], n);
     }
 }
 

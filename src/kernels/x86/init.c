@@ -11,6 +11,9 @@ void esp_kernels_init_avx2(struct esp_kernels *k)
     esp_dense_init_avx2(k);
     esp_affine_f32_init_avx2(k);
     esp_affine_int_init_avx2(k);
+    esp_rows_init_avx2(k);
+    esp_delta_init_avx2(k);
+    esp_attend_init_avx2(k);
 }
 
 void esp_kernels_init_avx512(struct esp_kernels *k)
@@ -18,4 +21,7 @@ void esp_kernels_init_avx512(struct esp_kernels *k)
     esp_dense_init_avx512(k);
     esp_affine_f32_init_avx512(k);
     esp_affine_int_init_avx512vnni(k);
+    esp_rows_init_avx512(k);
+    esp_delta_init_avx512(k);
+    esp_attend_init_avx512(k);
 }

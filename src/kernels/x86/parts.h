@@ -14,5 +14,11 @@ void esp_affine_f32_init_avx2(struct esp_kernels *k);
 void esp_affine_f32_init_avx512(struct esp_kernels *k);
 void esp_affine_int_init_avx2(struct esp_kernels *k);
 void esp_affine_int_init_avx512vnni(struct esp_kernels *k);
+void esp_rows_init_avx2(struct esp_kernels *k);
+void esp_rows_init_avx512(struct esp_kernels *k);
+void esp_delta_init_avx2(struct esp_kernels *k);
+void esp_delta_init_avx512(struct esp_kernels *k);
+void esp_attend_init_avx2(struct esp_kernels *k);
+void esp_attend_init_avx512(struct esp_kernels *k);
 
 #endif
