@@ -1,0 +1,196 @@
+/*
+ * What the two affine kernels (affine_int_body.h, affine_f32_body.h) share: the order in which unpacked codes
+ * lie, so that activations can be prepared in the same order, and how a tile finds its planes. Included after
+ * codes_avx*.h.
+ *
+ * SPDX-License-Identifier: MIT
+ */
+#ifndef ESP_KERNELS_X86_AFFINE_ORDER_H
+#define ESP_KERNELS_X86_AFFINE_ORDER_H
+
+#include <string.h>
+
+#include "kernels/kernels.h"
+
+enum {
+    UNIT = 8 * VW,                   /* codes unpacked at once, into vectors a and b */
+    UNIT_CHUNKS = UNIT / 32,         /* 128-bit lanes of a and b: chunks of 32 codes, 16 in a and 16 in b */
+    AFFINE_OUTS = 4,                 /* outputs of a tile */
+    AFFINE_BUFFER_BYTES = 48 * 1024, /* stack for the unpacked codes of one tile */
+    AFFINE_BLOCK_BYTES = 256 * 1024, /* packed weights kept in L2 while blocks of rows pass */
+    AFFINE_BLOCK_ROWS = 48,          /* prepared rows kept in L2 while those weights pass */
+};
+
+/* Orders of the 32 codes of a chunk: entry p is the code at byte p of a's lane (p < 16) or p - 16 of b's. */
+enum order { ORDER_NATURAL, ORDER_2BIT, ORDER_4BIT };
+static const int32_t ORDERS[3][32] = {
+    {0,  1,  2,  3,  4,  5,  6,  7,  8,  9,  10, 11, 12, 13, 14, 15,
+     16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 30, 31},
+    {0, 4, 1, 5, 8,  12, 9,  13, 16, 20, 17, 21, 24, 28, 25, 29,
+     2, 6, 3, 7, 10, 14, 11, 15, 18, 22, 19, 23, 26, 30, 27, 31},
+    {0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30,
+     1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31},
+};
+
+/* Vector v of a chunk of 32 floats at x, in the order of its codes. */
+V_INLINE vf order_load(enum order order, const float *x, int v)
+{
+    return order == ORDER_NATURAL ? vf_load(x + v * VW) : vf_pick32(x, ORDERS[order] + v * VW);
+}
+
+V_INLINE size_t pad_to(size_t n, size_t m)
+{
+    return (n + m - 1) / m * m;
+}
+
+/* bits is a constant in each instance; 0: unpacked already, into bytes in order. */
+V_INLINE struct codes codes_get(int bits, const uint8_t *p)
+{
+    switch (bits) {
+    case 2:
+        return codes_unpack2(p);
+    case 3:
+        return codes_unpack3(p);
+    case 4:
+        return codes_unpack4(p);
+    case 5:
+        return codes_unpack5(p);
+    case 6:
+        return codes_unpack6(p);
+    case 8:
+        return codes_unpack8(p);
+    default:
+        return codes_load(p);
+    }
+}
+
+/* n scales from the i-th on, n <= VW; lanes beyond n are zero. */
+V_INLINE vf scales_load(enum esp_scale_type type, const uint8_t *plane, size_t i, size_t n)
+{
+    if (type == ESP_SCALE_F32)
+        return vf_load_n((const float *)(const void *)(plane + 4 * i), n);
+    plane += 2 * i;
+    if (type == ESP_SCALE_BF16)
+        return n == VW ? vf_from_bf16((const uint16_t *)(const void *)plane)
+                       : vf_from_bf16_n((const uint16_t *)(const void *)plane, n);
+    return n == VW ? vf_from_f16((const uint16_t *)(const void *)plane)
+                   : vf_from_f16_n((const uint16_t *)(const void *)plane, n);
+}
+
+/* Four outputs and up to A_ROWS prepared rows. */
+struct affine_tile {
+    const struct esp_weight *w;
+    const uint8_t *codes[AFFINE_OUTS]; /* packed, or unpacked units */
+    const uint8_t *scales[AFFINE_OUTS];
+    const uint8_t *biases[AFFINE_OUTS];
+    const uint8_t *act; /* prepared rows, act_bytes apart */
+    size_t act_bytes;
+    uint8_t tail[AFFINE_OUTS][UNIT]; /* the last packed unit where it is short, padded with zeros */
+    size_t n_whole;                  /* units that are whole in memory */
+};
+
+/* Point t at outputs o .. o + n - 1; past the end the last one again. Copies short last units. */
+V_INLINE void affine_tile_set(struct affine_tile *t, int bits, uint32_t o, uint32_t n)
+{
+    const struct esp_weight *w = t->w;
+    const size_t unit_bytes = UNIT * (size_t)bits / 8;
+    const size_t rest = w->n_in % UNIT * (size_t)bits / 8;
+
+    t->n_whole = w->n_in / UNIT;
+    for (uint32_t j = 0; j < AFFINE_OUTS; j++) {
+        const size_t row = o + (j < n ? j : n - 1);
+
+        t->codes[j] = w->codes + row * w->row_bytes;
+        t->scales[j] = w->scales + row * w->scale_row_bytes;
+        t->biases[j] = w->biases + row * w->scale_row_bytes;
+        if (rest) {
+            memset(t->tail[j], 0, sizeof t->tail[j]);
+            memcpy(t->tail[j], t->codes[j] + t->n_whole * unit_bytes, rest);
+        }
+    }
+}
+
+V_INLINE struct codes affine_unit(const struct affine_tile *t, int bits, int o, size_t unit)
+{
+    const size_t unit_bytes = bits ? UNIT * (size_t)bits / 8 : UNIT;
+
+    return codes_get(bits, unit < t->n_whole ? t->codes[o] + unit * unit_bytes : t->tail[o]);
+}
+
+/* Unpack a tile into buffer and point it there. */
+V_INLINE void affine_tile_unpack(struct affine_tile *t, int bits, uint8_t *buffer)
+{
+    const size_t n_unit = pad_to(t->w->n_in, UNIT) / UNIT;
+
+    for (int o = 0; o < AFFINE_OUTS; o++) {
+        uint8_t *out = buffer + (size_t)o * n_unit * UNIT;
+
+        for (size_t u = 0; u < n_unit; u++)
+            codes_store(out + u * UNIT, affine_unit(t, bits, o, u));
+        t->codes[o] = out;
+    }
+    t->n_whole = n_unit;
+}
+
+/* Write n of the four outputs of each row. */
+V_INLINE void affine_store(const __m128 *out, uint32_t n_row, uint32_t n, float *y, size_t ldy)
+{
+    for (uint32_t r = 0; r < n_row; r++)
+        v_store4(y + r * ldy, out[r], n);
+}
+
+/* One product call, and the tile kernel with which affine_product() runs it. */
+struct affine_call {
+    const struct esp_weight *w;
+    const uint8_t *act;
+    size_t act_bytes;
+    uint32_t n_row, o0, o1;
+    float *y;
+    size_t ldy;
+};
+
+typedef void (*affine_tile_fn)(const struct affine_tile *t, uint32_t n_row, __m128 *out);
+
+/*
+ * All tiles of a call. Few rows: codes are unpacked on the way. More: blocks of outputs, in them blocks of
+ * rows, in them tiles whose codes are unpacked once into a stack buffer (rows too long for it, and 8 bits,
+ * unpack on the way again).
+ */
+V_INLINE void affine_product(const struct affine_call *c, int bits, affine_tile_fn packed,
+                             affine_tile_fn unpacked)
+{
+    const struct esp_weight *w = c->w;
+    const size_t fit = AFFINE_BLOCK_BYTES / w->row_bytes & ~(size_t)(AFFINE_OUTS - 1);
+    const uint32_t block =
+        c->n_row <= AFFINE_BLOCK_ROWS ? c->o1 - c->o0 : (uint32_t)(fit > AFFINE_OUTS ? fit : AFFINE_OUTS);
+    const int buffered =
+        bits != 8 && c->n_row > A_ROWS && AFFINE_OUTS * pad_to(w->n_in, UNIT) <= AFFINE_BUFFER_BYTES;
+    uint8_t buffer[AFFINE_BUFFER_BYTES] __attribute__((aligned(64)));
+    struct affine_tile t = {.w = w, .act_bytes = c->act_bytes};
+    __m128 out[A_ROWS];
+
+    for (uint32_t ob = c->o0; ob < c->o1; ob += block) {
+        const uint32_t oe = c->o1 - ob < block ? c->o1 : ob + block;
+
+        for (uint32_t rb = 0; rb < c->n_row; rb += AFFINE_BLOCK_ROWS) {
+            const uint32_t re = c->n_row - rb < AFFINE_BLOCK_ROWS ? c->n_row : rb + AFFINE_BLOCK_ROWS;
+
+            for (uint32_t o = ob; o < oe; o += AFFINE_OUTS) {
+                const uint32_t n = oe - o < AFFINE_OUTS ? oe - o : AFFINE_OUTS;
+
+                affine_tile_set(&t, bits, o, n);
+                if (buffered)
+                    affine_tile_unpack(&t, bits, buffer);
+                for (uint32_t r = rb; r < re; r += A_ROWS) {
+                    const uint32_t rows = re - r < A_ROWS ? re - r : A_ROWS;
+
+                    t.act = c->act + r * c->act_bytes;
+                    (buffered ? unpacked : packed)(&t, rows, out);
+                    affine_store(out, rows, n, c->y + r * c->ldy + o, c->ldy);
+                }
+            }
+        }
+    }
+}
+
+#endif

@@ -1,0 +1,143 @@
+/*
+ * Dot products of a few f32 rows with many rows of f32, bf16 or f16: the core of dense products, attention
+ * scores and the delta rule. Included after vec_avx2.h or vec_avx512.h.
+ *
+ * A result is one vector of partial sums, inputs ascending, a short last step padded with zeros, then one
+ * fixed tree: its bits depend on its two rows alone. A tile of up to V_ROWS rows by 4 outputs shares every
+ * load; the number of rows is a constant in each instance, so that the accumulators are registers.
+ *
+ * SPDX-License-Identifier: MIT
+ */
+#ifndef ESP_KERNELS_X86_DOTS_H
+#define ESP_KERNELS_X86_DOTS_H
+
+#include "formats/format.h"
+
+enum { DOT_OUTS = 4 }; /* outputs of a tile */
+
+struct dots {
+    const uint8_t *w; /* [n_out] rows, stride bytes apart, any alignment */
+    size_t stride;
+    uint32_t n_out;
+    size_t n_in;
+    float *y; /* [n_row][ldy] */
+    size_t ldy;
+};
+
+V_INLINE size_t dot_bytes(int type)
+{
+    return type == ESP_FORMAT_F32 ? 4 : 2;
+}
+
+V_INLINE vf dot_load(const uint8_t *p, int type)
+{
+    if (type == ESP_FORMAT_F32)
+        return vf_load((const float *)(const void *)p);
+    if (type == ESP_FORMAT_BF16)
+        return vf_from_bf16((const uint16_t *)(const void *)p);
+    return vf_from_f16((const uint16_t *)(const void *)p);
+}
+
+V_INLINE vf dot_load_n(const uint8_t *p, int type, size_t n)
+{
+    if (type == ESP_FORMAT_F32)
+        return vf_load_n((const float *)(const void *)p, n);
+    if (type == ESP_FORMAT_BF16)
+        return vf_from_bf16_n((const uint16_t *)(const void *)p, n);
+    return vf_from_f16_n((const uint16_t *)(const void *)p, n);
+}
+
+/* out[r] = the 4 products of row r. With one row, weights come from memory: each line is asked for one tile
+ * ahead. */
+V_INLINE void dots_tile(int type, int n_row, const float *const *x, const uint8_t *const *w, size_t ahead,
+                        size_t n_in, __m128 *out)
+{
+    const size_t size = dot_bytes(type);
+    vf acc[V_ROWS][DOT_OUTS];
+    size_t k = 0;
+
+    V_UNROLL
+    for (int r = 0; r < n_row; r++) {
+        V_UNROLL
+        for (int o = 0; o < DOT_OUTS; o++)
+            acc[r][o] = vf_zero();
+    }
+    for (; k + VW <= n_in; k += VW) {
+        vf xv[V_ROWS];
+
+        V_UNROLL
+        for (int r = 0; r < n_row; r++)
+            xv[r] = vf_load(x[r] + k);
+        V_UNROLL
+        for (int o = 0; o < DOT_OUTS; o++) {
+            const vf wv = dot_load(w[o] + k * size, type);
+
+            if (n_row <= 4)
+                _mm_prefetch((const char *)((uintptr_t)w[o] + k * size + ahead), _MM_HINT_T0);
+            V_UNROLL
+            for (int r = 0; r < n_row; r++)
+                acc[r][o] = vf_fma(xv[r], wv, acc[r][o]);
+        }
+    }
+    if (k < n_in) {
+        V_UNROLL
+        for (int o = 0; o < DOT_OUTS; o++) {
+            const vf wv = dot_load_n(w[o] + k * size, type, n_in - k);
+
+            V_UNROLL
+            for (int r = 0; r < n_row; r++)
+                acc[r][o] = vf_fma(vf_load_n(x[r] + k, n_in - k), wv, acc[r][o]);
+        }
+    }
+    V_UNROLL
+    for (int r = 0; r < n_row; r++)
+        out[r] = vf_sum4(acc[r][0], acc[r][1], acc[r][2], acc[r][3]);
+}
+
+V_INLINE void dots_run(int type, int n_row, const struct dots *d, const float *const *x)
+{
+    const size_t ahead = DOT_OUTS * d->stride;
+
+    for (uint32_t o = 0; o < d->n_out; o += DOT_OUTS) {
+        const uint32_t n = d->n_out - o < DOT_OUTS ? d->n_out - o : DOT_OUTS;
+        const uint8_t *w[DOT_OUTS];
+        __m128 out[V_ROWS];
+
+        for (uint32_t j = 0; j < DOT_OUTS; j++) /* past the end the last row again: computed, not stored */
+            w[j] = d->w + (o + (j < n ? j : n - 1)) * d->stride;
+        dots_tile(type, n_row, x, w, ahead, d->n_in, out);
+        for (int r = 0; r < n_row; r++)
+            v_store4(d->y + (size_t)r * d->ldy + o, out[r], n);
+    }
+}
+
+/* All of d for the rows at x[0 .. n_row), n_row <= V_ROWS. */
+V_INLINE void dots_rows(int type, uint32_t n_row, const struct dots *d, const float *const *x)
+{
+    switch (n_row) {
+    case 1:
+        dots_run(type, 1, d, x);
+        break;
+    case 2:
+        dots_run(type, 2, d, x);
+        break;
+    case 3:
+        dots_run(type, 3, d, x);
+        break;
+#if V_ROWS > 3
+    case 4:
+        dots_run(type, 4, d, x);
+        break;
+    case 5:
+        dots_run(type, 5, d, x);
+        break;
+    case 6:
+        dots_run(type, 6, d, x);
+        break;
+#endif
+    default:
+        break;
+    }
+}
+
+#endif
