@@ -70,8 +70,11 @@ static void bind_delta(struct esp_binder *b, struct delta *d, const struct esp_c
     d->dt_bias = esp_bind_vector(b, "linear_attn.dt_bias", c->lin_v_head);
     d->norm = esp_bind_vector(b, "linear_attn.norm.weight", c->lin_v_dim);
     a_neg = (float *)(uintptr_t)esp_bind_vector(b, "linear_attn.A_log", c->lin_v_head);
-    for (uint32_t i = 0; a_neg && i < c->lin_v_head; i++)
+    for (uint32_t i = 0; a_neg && i < c->lin_v_head; i++) {
         a_neg[i] = -expf(a_neg[i]);
+        if (!isfinite(a_neg[i])) /* -inf times a softplus of 0 would be NaN */
+            b->status = esp_fail(b->err, ESP_ENUMERIC, "%slinear_attn.A_log: exp of element %u is not finite", b->prefix, i);
+    }
     d->a_neg = a_neg;
 }
 
