@@ -144,19 +144,30 @@ V_INLINE void int_tile(int bits, int terms, int n_row, const struct affine_tile 
             const int8_t *q = (const int8_t *)(t->act + 8 * pad + (size_t)terms * unit * UNIT);
 
             V_UNROLL
-            for (int o = 0; o < AFFINE_OUTS; o++) {
-                const struct codes c = affine_unit(t, bits, o, unit);
+            for (int o = 0; o < AFFINE_OUTS; o += A_OUTS) {
+                struct codes c[A_OUTS];
 
-                if (bits)
-                    affine_prefetch(t, bits, o, unit);
+                V_UNROLL
+                for (int j = 0; j < A_OUTS; j++) {
+                    if (bits)
+                        affine_prefetch(t, bits, o + j, unit);
+                    c[j] = affine_unit(t, bits, o + j, unit);
+                }
                 V_UNROLL
                 for (int r = 0; r < n_row; r++) {
                     const int8_t *qr = q + (size_t)r * t->act_bytes;
-                    vi sum = int_dot(vi_zero(), c, qr, bits);
+                    const struct codes q1 = codes_load((const uint8_t *)qr);
+                    const struct codes q2 = terms == 2 ? codes_load((const uint8_t *)qr + UNIT) : q1;
 
-                    if (terms == 2)
-                        sum = int_dot(vi_shl(sum, 7), c, qr + UNIT, bits);
-                    acc[r][o] = vf_fma(vf_from_i(sum), vf_lanes(step[r][o], index), acc[r][o]);
+                    V_UNROLL
+                    for (int j = 0; j < A_OUTS; j++) {
+                        vi sum = int_dot(vi_zero(), c[j], q1, bits);
+
+                        if (terms == 2)
+                            sum = int_dot(vi_shl(sum, 7), c[j], q2, bits);
+                        acc[r][o + j] =
+                            vf_fma(vf_from_i(sum), vf_lanes(step[r][o + j], index), acc[r][o + j]);
+                    }
                 }
             }
         }
