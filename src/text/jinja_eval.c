@@ -615,12 +615,11 @@ static esp_status exec_for(struct esp_jvm *vm, struct esp_jscope *sc, const stru
     struct esp_jloop *loop = esp_jvm_alloc(vm, 1, sizeof *loop);
     struct esp_jscope *inner = esp_jvm_alloc(vm, 1, sizeof *inner);
     struct esp_jv self = {ESP_JLOOP, {.loop = loop}};
+    bool finished = false;
 
     if (!loop || !inner)
         return vm->status;
     ESP_TRY(loop_items(vm, sc, n, &loop->v, &loop->n));
-    if (loop->n == 0)
-        return n->other ? exec(vm, sc, n->other, flow) : ESP_OK;
     loop->depth = ++vm->loop_depth;
     inner->parent = sc;
     for (size_t i = 0; i < loop->n; i++) {
@@ -638,11 +637,13 @@ static esp_status exec_for(struct esp_jvm *vm, struct esp_jscope *sc, const stru
         } else {
             recycle(vm, inner);
         }
+        finished |= inside == 0;
         if (inside == FLOW_BREAK)
             break;
     }
     vm->loop_depth--;
-    return ESP_OK;
+    /* as Jinja2 has it: else runs unless some round came to its end, so also after a break in the first */
+    return n->other && !finished ? exec(vm, sc, n->other, flow) : ESP_OK;
 }
 
 static esp_status exec_if(struct esp_jvm *vm, struct esp_jscope *sc, const struct esp_jnode *n, int *flow)

@@ -413,10 +413,8 @@ esp_status esp_jv_slice(struct esp_jvm *vm, const struct esp_jv *v, const struct
     v = &self;
     if (v->kind == ESP_JUNDEF)
         return esp_jv_undefined_error(vm, v);
-    if (v->kind != ESP_JLIST && v->kind != ESP_JSTR) {
-        *out = esp_jv_undef("slice");
-        return ESP_OK;
-    }
+    if (v->kind != ESP_JLIST && v->kind != ESP_JSTR)
+        return esp_jvm_fail(vm, ESP_EINVAL, "a value of type %s cannot be sliced", esp_jv_type(v));
     n = v->kind == ESP_JSTR ? esp_jstr_chars(v->u.s) : v->u.l->n;
     ESP_TRY(slice_range(vm, bound, (int64_t)n, &first, &step, &count));
     if (v->kind == ESP_JSTR && step == 1) {

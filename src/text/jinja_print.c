@@ -119,6 +119,8 @@ static esp_status repr_str(struct esp_jvm *vm, struct esp_jbuf *b, const struct 
 
 static esp_status repr(struct esp_jvm *vm, struct esp_jbuf *b, const struct esp_jv *v)
 {
+    if (v->kind == ESP_JUNDEF)
+        return esp_jbuf_puts(vm, b, "Undefined");
     return v->kind == ESP_JSTR ? repr_str(vm, b, v->u.s) : esp_jv_print(vm, b, v);
 }
 

@@ -544,8 +544,10 @@ static esp_status indent(struct esp_jvm *vm, const struct esp_jcall *c, struct e
 
     if (!b)
         return vm->status;
+    if (c->self.kind != ESP_JSTR)
+        return esp_jvm_fail(vm, ESP_EINVAL, "indent needs a string, not %s", esp_jv_type(&c->self));
     ESP_TRY(indent_text(vm, c, &pad));
-    ESP_TRY(esp_jv_str(vm, &c->self, &s));
+    s = c->self;
     ESP_TRY(esp_jvm_charge(vm, s.u.s->len / 16));
     for (bool more = true; more; from = end + n) {
         for (end = from; end < s.u.s->len && line_end(s.u.s, end) == 0;)

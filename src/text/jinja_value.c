@@ -183,8 +183,8 @@ static esp_status hash_key(struct esp_jvm *vm, const struct esp_jv *k, uint64_t 
         *h = hash_bytes(*h, k->u.s->p, k->u.s->len);
         return ESP_OK;
     }
-    if (k->kind == ESP_JNONE) {
-        *h = hash_bytes(*h, "none", 4);
+    if (k->kind == ESP_JNONE || k->kind == ESP_JUNDEF) {
+        *h = hash_bytes(*h, &k->kind, sizeof k->kind);
         return ESP_OK;
     }
     if (k->kind == ESP_JLIST && k->u.l->form == ESP_JFORM_TUPLE) {
