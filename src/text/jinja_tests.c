@@ -107,7 +107,7 @@ static esp_status is_callable(struct esp_jvm *vm, const struct esp_jcall *c, str
     enum esp_jkind k = c->self.kind;
 
     (void)vm;
-    return yes(out, k == ESP_JMACRO || k == ESP_JFUNCTION || k == ESP_JMETHOD);
+    return yes(out, k == ESP_JMACRO || k == ESP_JFUNCTION || k == ESP_JMETHOD || k == ESP_JUNDEF);
 }
 
 static esp_status compare(struct esp_jvm *vm, const struct esp_jcall *c, int op, struct esp_jv *out)
