@@ -39,21 +39,30 @@ static double float_floor(int op, double x, double y)
     return r == 0 ? copysign(0.0, y) : r;
 }
 
+static esp_status float_pow(struct esp_jvm *vm, double x, double y, struct esp_jv *out)
+{
+    double r = pow(x, y);
+
+    if ((x == 0 && y < 0) || (x < 0 && y != floor(y)))
+        return esp_jvm_fail(vm, ESP_EINVAL, "the power has no real value");
+    if (isfinite(x) && isfinite(y) && !isfinite(r))
+        return esp_jvm_fail(vm, ESP_EINVAL, "the power is too large for a number");
+    *out = esp_jv_float(r);
+    return ESP_OK;
+}
+
 static esp_status float_arith(struct esp_jvm *vm, int op, double x, double y, struct esp_jv *out)
 {
     bool divides = op == ESP_JOP_DIV || op == ESP_JOP_FLOORDIV || op == ESP_JOP_MOD;
 
+    if (op == ESP_JOP_POW)
+        return float_pow(vm, x, y, out);
     if (y == 0 && divides)
         return esp_jvm_fail(vm, ESP_EINVAL, "division by zero");
-    if (op == ESP_JOP_POW && ((x == 0 && y < 0) || (x < 0 && y != floor(y))))
-        return esp_jvm_fail(vm, ESP_EINVAL, "the power has no real value");
-    if (op == ESP_JOP_POW && isfinite(x) && isfinite(y) && !isfinite(pow(x, y)))
-        return esp_jvm_fail(vm, ESP_EINVAL, "the power is too large for a number");
     *out = esp_jv_float(op == ESP_JOP_ADD   ? x + y
                         : op == ESP_JOP_SUB ? x - y
                         : op == ESP_JOP_MUL ? x * y
                         : op == ESP_JOP_DIV ? x / y
-                        : op == ESP_JOP_POW ? pow(x, y)
                                             : float_floor(op, x, y));
     return ESP_OK;
 }

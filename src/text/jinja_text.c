@@ -261,12 +261,9 @@ static esp_status count(struct esp_jvm *vm, const struct esp_jcall *c, struct es
 
     ESP_TRY(need_str(vm, c, 0, &x));
     ESP_TRY(esp_jvm_charge(vm, s->len / 16));
-    if (x->len == 0)
-        n = (int64_t)esp_jstr_chars(s) + 1;
-    else
-        for (size_t at = find_in(s, 0, x); at <= s->len; at = find_in(s, at + x->len, x))
-            n++;
-    *out = esp_jv_int(n);
+    for (size_t at = find_in(s, 0, x); x->len && at <= s->len; at = find_in(s, at + x->len, x))
+        n++;
+    *out = esp_jv_int(x->len ? n : (int64_t)esp_jstr_chars(s) + 1);
     return ESP_OK;
 }
 
