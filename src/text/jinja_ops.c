@@ -419,7 +419,11 @@ static esp_status slice_range(struct esp_jvm *vm, const struct esp_jv bound[3], 
     b[2] = clamp(b[2], -n - 1, n + 1); /* more than this changes nothing and could overflow */
     *first = b[0];
     *step = b[2];
-    *count = b[2] > 0 ? (b[1] - b[0] + b[2] - 1) / b[2] : (b[0] - b[1] - b[2] - 1) / -b[2];
+    *count = 0; /* the step is not 0: refused above */
+    if (b[2] > 0)
+        *count = (b[1] - b[0] + b[2] - 1) / b[2];
+    else if (b[2] < 0)
+        *count = (b[0] - b[1] - b[2] - 1) / -b[2];
     *count = *count < 0 ? 0 : *count;
     return ESP_OK;
 }

@@ -250,7 +250,7 @@ esp_status esp_template_chat(const struct esp_template *t, const struct esp_chat
     const json_t *tools = chat->tools && !json_is_null(chat->tools) ? chat->tools : NULL;
     struct esp_template_opts opts = {0};
     json_t *messages = NULL, *context, *trusted;
-    esp_error local; /* the status of a nested parse is needed even when the caller wants no message */
+    esp_error local = {0}; /* the status of a nested parse is needed even when the caller wants no message */
     esp_status s;
 
     err = err ? err : &local;
