@@ -15,7 +15,7 @@ enum {
     DEFAULT_SEQS = 4,
     DEFAULT_CHUNK = 512,
     MAX_CHUNK = 8192,
-    PROGRAM_BYTES = 4 << 20 /* code, libraries and small heaps of a process, measured on x86-64 Debian 12 */
+    PROGRAM_BYTES = 6 << 20 /* code, libraries and small heaps of a process, measured on x86-64 Debian 12 */
 };
 
 static esp_status parse_act(const char *name, struct esp_plan_opts *p, esp_error *err)
