@@ -36,6 +36,8 @@ struct esp_batch {
     uint32_t n_out;
     const uint32_t *out_rows; /* [n_out] ascending token indices whose logits are wanted */
     float *logits;            /* [n_out][n_vocab] */
+    const float *input;       /* [n_tok][width of the tape's INPUT]; only for tapes that have one */
+    float *hidden;            /* [n_tok][width of the tape's HIDDEN]; NULL: not wanted */
     esp_tap_fn tap;           /* NULL: no taps */
     void *tap_user;
 };

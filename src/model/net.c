@@ -40,9 +40,12 @@ esp_status esp_net_load(struct esp_net **out, const struct esp_config *config, c
         return esp_fail(err, ESP_ENOMEM, "model: out of memory");
     }
     esp_tape_init(&net->tape, net->arena);
+    esp_tape_init(&net->mtp, net->arena);
     s = ops->load(net, src, err);
     if (s == ESP_OK)
         s = esp_tape_finish(&net->tape, err);
+    if (s == ESP_OK)
+        s = esp_tape_finish(&net->mtp, err);
     if (s == ESP_OK)
         s = esp_layout_finish(&net->layout, err);
     if (s != ESP_OK) {
@@ -61,13 +64,23 @@ void esp_net_close(struct esp_net *net)
     esp_free(net);
 }
 
-uint64_t esp_net_weight_bytes(const struct esp_net *net)
+static uint64_t bytes_of(const struct esp_net *net, uint32_t from, uint32_t to)
 {
     uint64_t total = 0;
 
-    for (uint32_t i = 0; i < net->n_weight; i++)
+    for (uint32_t i = from; i < to; i++)
         total += esp_weight_bytes(net->weights[i]);
     return total;
+}
+
+uint64_t esp_net_weight_bytes(const struct esp_net *net)
+{
+    return bytes_of(net, 0, net->n_trunk_weight);
+}
+
+uint64_t esp_net_mtp_bytes(const struct esp_net *net)
+{
+    return bytes_of(net, net->n_trunk_weight, net->n_weight);
 }
 
 void esp_net_formats(const struct esp_net *net, char *out, size_t cap)
@@ -75,7 +88,7 @@ void esp_net_formats(const struct esp_net *net, char *out, size_t cap)
     uint64_t bytes[ESP_FORMAT_COUNT][3] = {{0}}; /* by group: none or 32, 64, 128 */
     size_t len = 0;
 
-    for (uint32_t i = 0; i < net->n_weight; i++) {
+    for (uint32_t i = 0; i < net->n_trunk_weight; i++) {
         const struct esp_weight *w = net->weights[i];
 
         bytes[w->format][w->group / 64] += esp_weight_bytes(w);
@@ -151,6 +164,9 @@ const struct esp_weight *esp_bind_matrix(struct esp_binder *b, const char *modul
         return remember_failure(b, s);
     if (!list_weight(b->net, w))
         return no_memory(b);
+    if (b->part == ESP_PART_MTP)
+        return w;
+    b->net->n_trunk_weight = b->net->n_weight;
     b->net->n_params += (uint64_t)n_out * n_in;
     return w;
 }
@@ -170,7 +186,7 @@ static float *fetch_vector(struct esp_binder *b, const char *name, uint32_t n)
     s = b->src->vector(b->src->ctx, b->part, full, n, v, b->err);
     if (s != ESP_OK)
         return remember_failure(b, s);
-    b->net->n_params += n;
+    b->net->n_params += b->part == ESP_PART_MTP ? 0 : n;
     b->net->vector_bytes += n * sizeof *v;
     return v;
 }
@@ -184,7 +200,7 @@ const float *esp_bind_norm(struct esp_binder *b, const char *name, uint32_t n)
 {
     float *v = fetch_vector(b, name, n);
 
-    if (!v || b->src->norms_shifted)
+    if (!v || (b->part == ESP_PART_MTP ? b->src->mtp_norms_shifted : b->src->norms_shifted))
         return v;
     for (uint32_t i = 0; i < n; i++)
         v[i] += 1.0f; /* stored as gamma - 1 */

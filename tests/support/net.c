@@ -41,6 +41,7 @@ void test_net_open(struct test_net *t, struct test_net_opts o)
     test_ok(esp_source_checkpoint(&t->src, t->ck, &err), &err);
     test_ok(esp_net_load(&t->net, &t->ck->config, t->src, &err), &err);
     t->net->layout.kv = o.kv;
+    t->net->layout.n_attn += o.mtp;
     test_ok(esp_layout_finish(&t->net->layout, &err), &err);
     test_ok(esp_cpu_open(&t->dev, o.level, o.threads ? o.threads : 1, &err), &err);
     test_ok(esp_state_pools_create(&t->pools, t->dev, &t->net->layout, &z, &err), &err);

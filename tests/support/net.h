@@ -25,6 +25,7 @@ struct test_net_opts {
     uint32_t threads;
     enum esp_act act;
     enum esp_kv kv;
+    bool mtp;                                       /* room for the draft layer in the cache */
     uint32_t context, max_tok, n_seq, journal_rows; /* zeros: 2048, 512, 4, 32 */
 };
 

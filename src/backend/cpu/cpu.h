@@ -121,6 +121,7 @@ void esp_cpu_op_attend(const struct thread *t, const struct esp_op *op);
 void esp_cpu_op_kv_append(const struct thread *t, const struct esp_op *op);
 void esp_cpu_op_conv(const struct thread *t, const struct esp_op *op);
 void esp_cpu_op_delta(const struct thread *t, const struct esp_op *op);
+void esp_cpu_op_hidden(const struct thread *t, const struct esp_op *op);
 void esp_cpu_op_rows(const struct thread *t, const struct esp_op *op); /* everything that is row by row */
 void esp_cpu_rope_table(const struct thread *t);
 

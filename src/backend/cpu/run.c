@@ -76,6 +76,8 @@ static esp_status check_batch(const struct esp_plan *p, const struct esp_batch *
     for (uint32_t i = 0; i < p->tape->n_op; i++) {
         const struct esp_op *op = &p->tape->ops[i];
 
+        if (op->kind == ESP_OP_INPUT && !b->input)
+            return esp_fail(err, ESP_EINVAL, "the tape needs input rows, the batch has none");
         if (op->kind != ESP_OP_EMBED)
             continue;
         for (uint32_t j = 0; j < b->n_tok; j++)
@@ -104,6 +106,9 @@ static void run_op(const struct thread *t, const struct step *s)
         break;
     case ESP_OP_DELTA:
         esp_cpu_op_delta(t, s->op);
+        break;
+    case ESP_OP_HIDDEN:
+        esp_cpu_op_hidden(t, s->op);
         break;
     default:
         esp_cpu_op_rows(t, s->op);
