@@ -152,8 +152,8 @@ esp_val t_add(struct esp_tape *t, esp_val a, esp_val b)
     return append(t, binary(ESP_OP_ADD, a, b), rows(t, a), width(t, a));
 }
 
-esp_val t_head_rope(struct esp_tape *t, esp_val x, const float *gamma, float eps, uint32_t n_head, uint32_t stride,
-                    uint32_t head_dim, float scale)
+esp_val t_head_rope(struct esp_tape *t, esp_val x, const float *gamma, float eps, uint32_t n_head,
+                    uint32_t stride, uint32_t head_dim, float scale)
 {
     struct esp_op op = unary(ESP_OP_HEAD_ROPE, x);
 

@@ -26,7 +26,8 @@ esp_status esp_net_load(struct esp_net **out, const struct esp_config *config, c
         if (registry[i]->arch == config->arch)
             ops = registry[i];
     if (!ops)
-        return esp_fail(err, ESP_EUNSUPPORTED, "architecture %s can be inspected but not run by this version; qwen3_5 can",
+        return esp_fail(err, ESP_EUNSUPPORTED,
+                        "architecture %s can be inspected but not run by this version; qwen3_5 can",
                         esp_arch_name(config->arch));
     net = esp_alloc(sizeof *net);
     if (!net)
@@ -95,10 +96,11 @@ void esp_net_formats(const struct esp_net *net, char *out, size_t cap)
             return;
         bytes[f][g] = 0;
         if (esp_format_get((enum esp_format_id)f)->grouped)
-            n = snprintf(out + len, cap - len, "%s%s g%u", len ? ", " : "", esp_format_get((enum esp_format_id)f)->name,
-                         group[g]);
+            n = snprintf(out + len, cap - len, "%s%s g%u", len ? ", " : "",
+                         esp_format_get((enum esp_format_id)f)->name, group[g]);
         else
-            n = snprintf(out + len, cap - len, "%s%s", len ? ", " : "", esp_format_get((enum esp_format_id)f)->name);
+            n = snprintf(out + len, cap - len, "%s%s", len ? ", " : "",
+                         esp_format_get((enum esp_format_id)f)->name);
         len += n > 0 ? (size_t)n : 0;
     }
 }
@@ -131,7 +133,8 @@ static bool list_weight(struct esp_net *net, const struct esp_weight *w)
     return true;
 }
 
-const struct esp_weight *esp_bind_matrix(struct esp_binder *b, const char *module, uint32_t n_out, uint32_t n_in)
+const struct esp_weight *esp_bind_matrix(struct esp_binder *b, const char *module, uint32_t n_out,
+                                         uint32_t n_in)
 {
     struct esp_weight *w;
     char name[160];
@@ -188,7 +191,8 @@ const float *esp_bind_norm(struct esp_binder *b, const char *name, uint32_t n)
     return v;
 }
 
-/* YaRN's blend of a frequency with its interpolated self (Peng et al. 2023; the family uses it beyond 262,144). */
+/* YaRN's blend of a frequency with its interpolated self (Peng et al. 2023; the family uses it beyond
+ * 262,144). */
 static double yarn(const struct esp_config_rope *r, double freq, uint32_t j)
 {
     double d = r->rotary_dims, ln_b = log(r->theta), n = r->original_max;
@@ -219,6 +223,8 @@ struct esp_rope esp_net_rope(struct esp_arena *a, const struct esp_config *c)
         else if (j % 3 == 2 && j < 3 * r->section[2])
             axis[j] = 2;
     }
-    return (struct esp_rope){.n_half = n, .freq = freq, .axis = axis,
+    return (struct esp_rope){.n_half = n,
+                             .freq = freq,
+                             .axis = axis,
                              .mscale = r->type == ESP_ROPE_YARN ? (float)r->attention_factor : 1.0f};
 }

@@ -1,7 +1,8 @@
 /*
- * Qwen3.5 and 3.6, dense: three gated-DeltaNet layers to one full-attention layer, SwiGLU MLPs, optionally tied head.
- * First the weights by name, then the forward pass as the paper has it. Shapes: H hidden, F MLP width, V vocabulary,
- * hd attention head, dk and dv linear heads. Source: the reference implementation in transformers, model type qwen3_5.
+ * Qwen3.5 and 3.6, dense: three gated-DeltaNet layers to one full-attention layer, SwiGLU MLPs, optionally
+ * tied head. First the weights by name, then the forward pass as the paper has it. Shapes: H hidden, F MLP
+ * width, V vocabulary, hd attention head, dk and dv linear heads. Source: the reference implementation in
+ * transformers, model type qwen3_5.
  *
  * SPDX-License-Identifier: MIT
  */
@@ -11,20 +12,20 @@
 #include "model/net.h"
 
 struct attention {
-    const struct esp_weight *q; /* [n_head * 2 * hd][H]: per head hd query rows, then hd gate rows */
+    const struct esp_weight *q;     /* [n_head * 2 * hd][H]: per head hd query rows, then hd gate rows */
     const struct esp_weight *k, *v; /* [n_kv * hd][H] */
-    const struct esp_weight *o; /* [H][n_head * hd] */
-    const float *q_norm, *k_norm; /* [hd] */
+    const struct esp_weight *o;     /* [H][n_head * hd] */
+    const float *q_norm, *k_norm;   /* [hd] */
 };
 
 struct delta {
-    const struct esp_weight *qkv; /* [conv_dim][H]: kh * dk query, kh * dk key, vh * dv value rows */
-    const struct esp_weight *z;   /* [vh * dv][H] output gate */
+    const struct esp_weight *qkv;   /* [conv_dim][H]: kh * dk query, kh * dk key, vh * dv value rows */
+    const struct esp_weight *z;     /* [vh * dv][H] output gate */
     const struct esp_weight *b, *a; /* [vh][H] write strength, decay */
-    const struct esp_weight *out; /* [H][vh * dv] */
-    const float *conv;            /* [conv_dim][4], tap 3 is the current token */
-    const float *a_neg, *dt_bias; /* [vh] */
-    const float *norm;            /* [dv], plain gamma */
+    const struct esp_weight *out;   /* [H][vh * dv] */
+    const float *conv;              /* [conv_dim][4], tap 3 is the current token */
+    const float *a_neg, *dt_bias;   /* [vh] */
+    const float *norm;              /* [dv], plain gamma */
 };
 
 struct layer {
@@ -42,7 +43,8 @@ struct model {
     struct layer *layers;
 };
 
-/* ---- weights ------------------------------------------------------------------------------------------------------ */
+/* ---- weights
+ * ------------------------------------------------------------------------------------------------------ */
 
 static void bind_attention(struct esp_binder *b, struct attention *a, const struct esp_config *c)
 {
@@ -73,7 +75,8 @@ static void bind_delta(struct esp_binder *b, struct delta *d, const struct esp_c
     for (uint32_t i = 0; a_neg && i < c->lin_v_head; i++) {
         a_neg[i] = -expf(a_neg[i]);
         if (!isfinite(a_neg[i])) /* -inf times a softplus of 0 would be NaN */
-            b->status = esp_fail(b->err, ESP_ENUMERIC, "%slinear_attn.A_log: exp of element %u is not finite", b->prefix, i);
+            b->status = esp_fail(b->err, ESP_ENUMERIC, "%slinear_attn.A_log: exp of element %u is not finite",
+                                 b->prefix, i);
     }
     d->a_neg = a_neg;
 }
@@ -115,10 +118,11 @@ static esp_status bind_model(struct model *m, const struct esp_source *src, esp_
     return b.status;
 }
 
-/* ---- forward pass ------------------------------------------------------------------------------------------------- */
+/* ---- forward pass
+ * ------------------------------------------------------------------------------------------------- */
 
-static esp_val record_attention(struct esp_tape *t, const struct model *m, const struct attention *a, uint32_t layer,
-                                esp_val u)
+static esp_val record_attention(struct esp_tape *t, const struct model *m, const struct attention *a,
+                                uint32_t layer, esp_val u)
 {
     const struct esp_config *c = m->c;
     uint32_t hd = c->head_dim;
@@ -136,7 +140,8 @@ static esp_val record_attention(struct esp_tape *t, const struct model *m, const
     return t_linear(t, o, a->o);
 }
 
-static esp_val record_delta(struct esp_tape *t, const struct model *m, const struct delta *d, uint32_t layer, esp_val u)
+static esp_val record_delta(struct esp_tape *t, const struct model *m, const struct delta *d, uint32_t layer,
+                            esp_val u)
 {
     const struct esp_config *c = m->c;
     esp_val p = t_linear(t, u, d->qkv);
@@ -189,7 +194,8 @@ static esp_status load(struct esp_net *net, const struct esp_source *src, esp_er
     struct model m = {.net = net, .c = c};
 
     if (c->conv_kernel != ESP_CONV_TAPS)
-        return esp_fail(err, ESP_EUNSUPPORTED, "linear_conv_kernel_dim %u, %d is supported", c->conv_kernel, ESP_CONV_TAPS);
+        return esp_fail(err, ESP_EUNSUPPORTED, "linear_conv_kernel_dim %u, %d is supported", c->conv_kernel,
+                        ESP_CONV_TAPS);
     net->layout = (struct esp_layout){
         .n_attn = c->n_full,
         .n_delta = c->n_layer - c->n_full,

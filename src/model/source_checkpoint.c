@@ -31,7 +31,8 @@ static esp_status dense_format(enum esp_format_id *out, const struct esp_st_tens
         *out = ESP_FORMAT_F16;
         return ESP_OK;
     default:
-        return esp_fail(err, ESP_EUNSUPPORTED, "%s: tensor %s is %s; weights are F32, BF16, F16 or U32 with scales",
+        return esp_fail(err, ESP_EUNSUPPORTED,
+                        "%s: tensor %s is %s; weights are F32, BF16, F16 or U32 with scales",
                         esp_st_name(t->file), t->name, esp_dtype_name(t->dtype));
     }
 }
@@ -51,27 +52,29 @@ static enum esp_scale_type scale_type(enum esp_dtype d)
     return d == ESP_DTYPE_BF16 ? ESP_SCALE_BF16 : d == ESP_DTYPE_F16 ? ESP_SCALE_F16 : ESP_SCALE_F32;
 }
 
-static esp_status check_rows(const struct esp_st_tensor *t, uint32_t n_out, uint32_t n_in, bool packed, esp_error *err)
+static esp_status check_rows(const struct esp_st_tensor *t, uint32_t n_out, uint32_t n_in, bool packed,
+                             esp_error *err)
 {
     char shape[96];
 
     if (t->n_dim == 2 && t->shape[0] == n_out && (packed || t->shape[1] == n_in))
         return ESP_OK;
-    return esp_fail(err, ESP_EFORMAT, "%s: tensor %s is %s, the config asks for %u rows of %u", esp_st_name(t->file),
-                    t->name, esp_st_shape_text(t, shape, sizeof shape), n_out, n_in);
+    return esp_fail(err, ESP_EFORMAT, "%s: tensor %s is %s, the config asks for %u rows of %u",
+                    esp_st_name(t->file), t->name, esp_st_shape_text(t, shape, sizeof shape), n_out, n_in);
 }
 
 static esp_status affine(struct ctx *c, enum esp_part part, const char *module, const struct esp_st_tensor *w,
-                         const struct esp_st_tensor *scales, uint32_t n_in, struct esp_weight *out, esp_error *err)
+                         const struct esp_st_tensor *scales, uint32_t n_in, struct esp_weight *out,
+                         esp_error *err)
 {
-    const struct esp_st_tensor *wsb[3] = {w, scales, esp_names_find(&c->names, part, "%s%sbiases", module,
-                                                                    *module ? "." : "")};
+    const struct esp_st_tensor *wsb[3] = {
+        w, scales, esp_names_find(&c->names, part, "%s%sbiases", module, *module ? "." : "")};
     struct esp_quant q;
 
     ESP_TRY(esp_quant_from_tensors(&q, &c->ck->config, module, wsb, n_in, &c->ck->warnings, err));
     if (q.mode != ESP_QUANT_AFFINE)
-        return esp_fail(err, ESP_EUNSUPPORTED, "%s: tensor %s is quantized as %s; affine can be read", esp_st_name(w->file),
-                        w->name, esp_quant_mode_name(q.mode));
+        return esp_fail(err, ESP_EUNSUPPORTED, "%s: tensor %s is quantized as %s; affine can be read",
+                        esp_st_name(w->file), w->name, esp_quant_mode_name(q.mode));
     out->format = affine_format(q.bits);
     out->group = q.group;
     out->scale_type = scale_type(scales->dtype);
@@ -92,7 +95,8 @@ static esp_status matrix(void *ctx, enum esp_part part, const char *module, uint
     scales = esp_names_find(&c->names, part, "%s%sscales", module, dot);
     bias = esp_names_find(&c->names, part, "%s%sbias", module, dot);
     if (bias)
-        return esp_fail(err, ESP_EUNSUPPORTED, "%s: tensor %s: linear layers of this family have no additive bias",
+        return esp_fail(err, ESP_EUNSUPPORTED,
+                        "%s: tensor %s: linear layers of this family have no additive bias",
                         esp_st_name(bias->file), bias->name);
     ESP_TRY(check_rows(w, n_out, n_in, scales != NULL, err));
     if (scales)
@@ -105,7 +109,8 @@ static esp_status matrix(void *ctx, enum esp_part part, const char *module, uint
     return ESP_OK;
 }
 
-static esp_status vector(void *ctx, enum esp_part part, const char *name, uint32_t n, float *out, esp_error *err)
+static esp_status vector(void *ctx, enum esp_part part, const char *name, uint32_t n, float *out,
+                         esp_error *err)
 {
     struct ctx *c = ctx;
     const struct esp_st_tensor *t;
@@ -114,15 +119,16 @@ static esp_status vector(void *ctx, enum esp_part part, const char *name, uint32
 
     ESP_TRY(esp_names_need(&t, &c->names, part, err, "%s", name));
     if (esp_st_elements(t) != n)
-        return esp_fail(err, ESP_EFORMAT, "%s: tensor %s is %s, the config asks for %u values", esp_st_name(t->file),
-                        t->name, esp_st_shape_text(t, shape, sizeof shape), n);
+        return esp_fail(err, ESP_EFORMAT, "%s: tensor %s is %s, the config asks for %u values",
+                        esp_st_name(t->file), t->name, esp_st_shape_text(t, shape, sizeof shape), n);
     ESP_TRY(dense_format(&w.format, t, err));
     w.codes = t->data;
     ESP_TRY(esp_weight_layout(&w, t->name, err));
     esp_format_get(w.format)->decode(&w, 0, 0, n, out);
     for (uint32_t i = 0; i < n; i++)
         if (!isfinite(out[i]))
-            return esp_fail(err, ESP_ENUMERIC, "%s: tensor %s: element %u is not finite", esp_st_name(t->file), t->name, i);
+            return esp_fail(err, ESP_ENUMERIC, "%s: tensor %s: element %u is not finite",
+                            esp_st_name(t->file), t->name, i);
     return ESP_OK;
 }
 
@@ -148,8 +154,12 @@ esp_status esp_source_checkpoint(struct esp_source **out, struct esp_checkpoint 
         return st;
     }
     c->ck = ck;
-    *s = (struct esp_source){.ctx = c, .norms_shifted = c->names.norms_shifted, .tied = c->names.tied,
-                             .matrix = matrix, .vector = vector, .close = close_source};
+    *s = (struct esp_source){.ctx = c,
+                             .norms_shifted = c->names.norms_shifted,
+                             .tied = c->names.tied,
+                             .matrix = matrix,
+                             .vector = vector,
+                             .close = close_source};
     *out = s;
     return ESP_OK;
 }

@@ -1,6 +1,6 @@
 /*
- * Random weights for benchmarks: bytes that look like a trained model's (bf16 values around 0.02, uniform affine codes),
- * made in memory at a few GB/s by a 64-bit mixing counter. The same seed gives the same model.
+ * Random weights for benchmarks: bytes that look like a trained model's (bf16 values around 0.02, uniform
+ * affine codes), made in memory at a few GB/s by a 64-bit mixing counter. The same seed gives the same model.
  *
  * SPDX-License-Identifier: MIT
  */
@@ -128,7 +128,8 @@ static esp_status matrix(void *ctx, enum esp_part part, const char *module, uint
     return ESP_OK;
 }
 
-static esp_status vector(void *ctx, enum esp_part part, const char *name, uint32_t n, float *out, esp_error *err)
+static esp_status vector(void *ctx, enum esp_part part, const char *name, uint32_t n, float *out,
+                         esp_error *err)
 {
     struct ctx *c = ctx;
 
@@ -164,7 +165,11 @@ esp_status esp_source_random(struct esp_source **out, enum esp_format_id format,
     c->format = format;
     c->group = group;
     c->counter = seed;
-    *s = (struct esp_source){.ctx = c, .norms_shifted = false, .tied = tied, .matrix = matrix, .vector = vector,
+    *s = (struct esp_source){.ctx = c,
+                             .norms_shifted = false,
+                             .tied = tied,
+                             .matrix = matrix,
+                             .vector = vector,
                              .close = close_source};
     *out = s;
     return ESP_OK;

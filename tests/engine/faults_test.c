@@ -1,6 +1,7 @@
 /*
- * What goes wrong in an engine: wrong calls, full contexts and pools, rows with NaN beside healthy ones (case 27), files
- * that lie, and every allocation failing once. Nothing crashes, nothing leaks, the message says what was wrong.
+ * What goes wrong in an engine: wrong calls, full contexts and pools, rows with NaN beside healthy ones (case
+ * 27), files that lie, and every allocation failing once. Nothing crashes, nothing leaks, the message says
+ * what was wrong.
  *
  * SPDX-License-Identifier: MIT
  */
@@ -34,15 +35,21 @@ static void test_options(void **state)
     esp_error err;
 
     (void)state;
-    test_refused(esp_engine_open(&g, model, &(esp_engine_opts){.context = 100000}, &err), ESP_EINVAL, &err, "2048");
-    test_refused(esp_engine_open(&g, model, &(esp_engine_opts){.act = "fp4"}, &err), ESP_EINVAL, &err, "int8x2");
+    test_refused(esp_engine_open(&g, model, &(esp_engine_opts){.context = 100000}, &err), ESP_EINVAL, &err,
+                 "2048");
+    test_refused(esp_engine_open(&g, model, &(esp_engine_opts){.act = "fp4"}, &err), ESP_EINVAL, &err,
+                 "int8x2");
     test_refused(esp_engine_open(&g, model, &(esp_engine_opts){.kv = "q3"}, &err), ESP_EINVAL, &err, "bf16");
-    test_refused(esp_engine_open(&g, model, &(esp_engine_opts){.max_seqs = 5000}, &err), ESP_EINVAL, &err, "1024");
-    test_refused(esp_engine_open(&g, model, &(esp_engine_opts){.chunk = 1 << 20}, &err), ESP_EINVAL, &err, "8192");
-    test_refused(esp_engine_open(&g, model, &(esp_engine_opts){.memory_budget = 1000}, &err), ESP_ENOFIT, &err, "1000");
+    test_refused(esp_engine_open(&g, model, &(esp_engine_opts){.max_seqs = 5000}, &err), ESP_EINVAL, &err,
+                 "1024");
+    test_refused(esp_engine_open(&g, model, &(esp_engine_opts){.chunk = 1 << 20}, &err), ESP_EINVAL, &err,
+                 "8192");
+    test_refused(esp_engine_open(&g, model, &(esp_engine_opts){.memory_budget = 1000}, &err), ESP_ENOFIT,
+                 &err, "1000");
     test_ok(esp_engine_plan(model, NULL, &p, &err), &err);
     assert_int_equal(p.total, p.weights + p.kv_pool + p.state_pool + p.scratch + p.fixed);
-    test_refused(esp_engine_open(&g, model, &(esp_engine_opts){.memory_budget = p.total - 1}, &err), ESP_ENOFIT, &err, NULL);
+    test_refused(esp_engine_open(&g, model, &(esp_engine_opts){.memory_budget = p.total - 1}, &err),
+                 ESP_ENOFIT, &err, NULL);
     test_ok(esp_engine_open(&g, model, &(esp_engine_opts){.memory_budget = p.total}, &err), &err);
     esp_engine_close(g);
 }
@@ -57,7 +64,8 @@ static void test_sequence_calls(void **state)
     esp_error err;
 
     (void)state;
-    test_refused(esp_seq_open(&s, g, &(esp_seq_opts){.sampling = {.temperature = NAN}}, &err), ESP_EINVAL, &err, "temperature");
+    test_refused(esp_seq_open(&s, g, &(esp_seq_opts){.sampling = {.temperature = NAN}}, &err), ESP_EINVAL,
+                 &err, "temperature");
     test_refused(esp_seq_open(&s, g, &(esp_seq_opts){.top_logprobs = 21}, &err), ESP_EINVAL, &err, "20");
     test_ok(esp_seq_open(&s, g, NULL, &err), &err);
     test_refused(esp_seq_open(&other, g, NULL, &err), ESP_ENOFIT, &err, "opened for 1");
@@ -192,7 +200,9 @@ static void test_nan_row(void **state)
         esp_engine *g;
         esp_seq *a, *b = NULL;
 
-        test_ok(esp_engine_open(&g, m, &(esp_engine_opts){.context = 64, .max_seqs = 2, .kv_tokens = 512}, &err), &err);
+        test_ok(
+            esp_engine_open(&g, m, &(esp_engine_opts){.context = 64, .max_seqs = 2, .kv_tokens = 512}, &err),
+            &err);
         if (round) {
             test_ok(esp_seq_open(&b, g, NULL, &err), &err);
             test_ok(esp_seq_append(b, ill, 3, &err), &err);
@@ -288,10 +298,12 @@ static void test_missing_model(void **state)
     esp_error err;
 
     (void)state;
-    test_refused(esp_model_open(&m, "/nonexistent/model", NULL, &err), ESP_ENOTFOUND, &err, "/nonexistent/model");
-    test_refused(esp_model_open(&m, test_path("models/demo/config.json"), NULL, &err), ESP_EINVAL, &err, "not a directory");
-    test_refused(esp_model_open(&m, test_path("models/demo"), &(esp_model_opts){.cpu_level = "mmx"}, &err), ESP_EINVAL,
-                 &err, "mmx");
+    test_refused(esp_model_open(&m, "/nonexistent/model", NULL, &err), ESP_ENOTFOUND, &err,
+                 "/nonexistent/model");
+    test_refused(esp_model_open(&m, test_path("models/demo/config.json"), NULL, &err), ESP_EINVAL, &err,
+                 "not a directory");
+    test_refused(esp_model_open(&m, test_path("models/demo"), &(esp_model_opts){.cpu_level = "mmx"}, &err),
+                 ESP_EINVAL, &err, "mmx");
     test_refused(esp_model_synthetic(&m, "qwen9", "bf16", 1, NULL, &err), ESP_ENOTFOUND, &err, "qwen3.5-4b");
     test_refused(esp_model_synthetic(&m, "qwen3.5-0.8b", "int3", 1, NULL, &err), ESP_EINVAL, &err, "affine4");
     assert_null(m);
@@ -300,8 +312,9 @@ static void test_missing_model(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_options),      cmocka_unit_test(test_sequence_calls), cmocka_unit_test(test_ends),
-        cmocka_unit_test(test_full_pool),    cmocka_unit_test(test_nan_row),        cmocka_unit_test(test_missing_model),
+        cmocka_unit_test(test_options),       cmocka_unit_test(test_sequence_calls),
+        cmocka_unit_test(test_ends),          cmocka_unit_test(test_full_pool),
+        cmocka_unit_test(test_nan_row),       cmocka_unit_test(test_missing_model),
         cmocka_unit_test(test_out_of_memory),
     };
     esp_error err;

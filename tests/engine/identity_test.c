@@ -1,7 +1,7 @@
 /*
- * A row does not know its neighbours: the same request gives the same tokens and log-probabilities alone, in any batch,
- * with any chunk, any number of threads, after a rewind, in a fork, and in a slot that others used before. Cases 24, 28
- * and 30 of the field; traps 4, 5, 6, 8, 17 and 18.
+ * A row does not know its neighbours: the same request gives the same tokens and log-probabilities alone, in
+ * any batch, with any chunk, any number of threads, after a rewind, in a fork, and in a slot that others used
+ * before. Cases 24, 28 and 30 of the field; traps 4, 5, 6, 8, 17 and 18.
  *
  * SPDX-License-Identifier: MIT
  */
@@ -148,7 +148,12 @@ static void solo(esp_model *m, const char *kv, const char *act)
 
 static void together(esp_model *m, uint32_t chunk, const char *kv, const char *act)
 {
-    esp_engine_opts o = {.context = 256, .max_seqs = MAX_ROWS, .chunk = chunk, .kv_tokens = 256 * MAX_ROWS, .kv = kv, .act = act};
+    esp_engine_opts o = {.context = 256,
+                         .max_seqs = MAX_ROWS,
+                         .chunk = chunk,
+                         .kv_tokens = 256 * MAX_ROWS,
+                         .kv = kv,
+                         .act = act};
     esp_engine *g;
     esp_error err;
 
@@ -213,7 +218,8 @@ static size_t generate(esp_engine *g, esp_seq *s, size_t max_new, esp_token *out
     }
 }
 
-/* Rewind to anywhere, with and without snapshots, and a conversation re-prefilled after an edit, equal a fresh run. */
+/* Rewind to anywhere, with and without snapshots, and a conversation re-prefilled after an edit, equal a
+ * fresh run. */
 static void test_rewind_and_fork(void **state)
 {
     esp_model *m = open_model("models/demo", 2);
@@ -275,7 +281,8 @@ static void test_rewind_and_fork(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_batches), cmocka_unit_test(test_rewind_and_fork)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_batches),
+                                       cmocka_unit_test(test_rewind_and_fork)};
 
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,6 +1,6 @@
 /*
- * Products with weights. The products of a step share one list of tasks: each task is a range of outputs of one weight
- * for all rows of the step, so a weight is read from memory once whatever the number of rows.
+ * Products with weights. The products of a step share one list of tasks: each task is a range of outputs of
+ * one weight for all rows of the step, so a weight is read from memory once whatever the number of rows.
  *
  * SPDX-License-Identifier: MIT
  */
@@ -55,7 +55,7 @@ static uint32_t grain_of(const struct esp_plan *p, const struct step *s, uint32_
     return grain ? grain : GRAIN_ALIGN;
 }
 
-void cpu_step_linear(const struct thread *t, const struct step *s)
+void esp_cpu_step_linear(const struct thread *t, const struct step *s)
 {
     const struct esp_plan *p = t->p;
     uint32_t n_row = rows_of(p, s), grain = grain_of(p, s, t->n_thread);

@@ -7,45 +7,63 @@
 
 #include <string.h>
 
-static esp_status check_seq(const struct esp_plan *p, const struct esp_batch *b, uint32_t i, uint32_t next_tok,
-                            esp_error *err)
+/* Pages and slots that the pass will touch. */
+static esp_status check_places(const struct esp_plan *p, const struct esp_batch_seq *s, uint32_t i,
+                               esp_error *err)
 {
-    const struct esp_batch_seq *s = &b->seqs[i];
-    uint32_t n_page, border;
+    uint32_t n_page = p->pools.layout.n_attn ? (s->n + s->n_tok + ESP_SPAN - 1) / ESP_SPAN : 0;
 
-    if (s->tok0 != next_tok || s->n_tok == 0 || s->n_tok > b->n_tok - s->tok0)
-        return esp_fail(err, ESP_EINVAL, "sequence %u: tokens [%u, +%u) of %u", i, s->tok0, s->n_tok, b->n_tok);
-    if (s->n_tok > p->opts.context || s->n > p->opts.context - s->n_tok)
-        return esp_fail(err, ESP_ENOFIT, "sequence %u: %u positions after %u, the context is %u", i, s->n_tok, s->n,
-                        p->opts.context);
-    if (s->base % ESP_CHUNK || s->base > s->n || s->n - s->base > ESP_CHUNK)
-        return esp_fail(err, ESP_EINVAL, "sequence %u: %u positions with %u folded", i, s->n, s->base);
-    n_page = p->pools.layout.n_attn ? (s->n + s->n_tok + ESP_SPAN - 1) / ESP_SPAN : 0;
     for (uint32_t j = 0; j < n_page; j++)
         if (s->pages[j] >= p->pools.n_page)
             return esp_fail(err, ESP_EINVAL, "sequence %u: page %u of %u", i, s->pages[j], p->pools.n_page);
-    if (!p->pools.layout.n_delta)
-        return ESP_OK;
-    if (s->slot >= p->pools.n_slot || s->slot_next >= p->pools.n_slot)
-        return esp_fail(err, ESP_EINVAL, "sequence %u: slots %u, %u of %u", i, s->slot, s->slot_next, p->pools.n_slot);
-    if (s->journal == ESP_NO_JOURNAL)
-        return ESP_OK;
-    border = (s->n / ESP_CHUNK + 1) * ESP_CHUNK; /* first border after the committed rows */
-    if (s->journal >= p->pools.n_journal || s->n_tok > p->pools.journal_rows)
-        return esp_fail(err, ESP_EINVAL, "sequence %u: %u rows in journal %u (%u journals of %u rows)", i, s->n_tok,
-                        s->journal, p->pools.n_journal, p->pools.journal_rows);
-    if (s->slot_next == s->slot && s->n + s->n_tok > border)
-        return esp_fail(err, ESP_EINVAL, "sequence %u: a journalled pass over position %u needs a second slot", i, border);
+    if (p->pools.layout.n_delta && (s->slot >= p->pools.n_slot || s->slot_next >= p->pools.n_slot))
+        return esp_fail(err, ESP_EINVAL, "sequence %u: slots %u, %u of %u", i, s->slot, s->slot_next,
+                        p->pools.n_slot);
     return ESP_OK;
+}
+
+static esp_status check_journal(const struct esp_plan *p, const struct esp_batch_seq *s, uint32_t i,
+                                esp_error *err)
+{
+    uint32_t border = (s->n / ESP_CHUNK + 1) * ESP_CHUNK; /* first border after the committed rows */
+
+    if (!p->pools.layout.n_delta || s->journal == ESP_NO_JOURNAL)
+        return ESP_OK;
+    if (s->journal >= p->pools.n_journal || s->n_tok > p->pools.journal_rows)
+        return esp_fail(err, ESP_EINVAL, "sequence %u: %u rows in journal %u (%u journals of %u rows)", i,
+                        s->n_tok, s->journal, p->pools.n_journal, p->pools.journal_rows);
+    if (s->slot_next == s->slot && s->n + s->n_tok > border)
+        return esp_fail(err, ESP_EINVAL,
+                        "sequence %u: a journalled pass over position %u needs a second slot", i, border);
+    return ESP_OK;
+}
+
+static esp_status check_seq(const struct esp_plan *p, const struct esp_batch *b, uint32_t i,
+                            uint32_t next_tok, esp_error *err)
+{
+    const struct esp_batch_seq *s = &b->seqs[i];
+
+    if (s->tok0 != next_tok || s->n_tok == 0 || s->n_tok > b->n_tok - s->tok0)
+        return esp_fail(err, ESP_EINVAL, "sequence %u: tokens [%u, +%u) of %u", i, s->tok0, s->n_tok,
+                        b->n_tok);
+    if (s->n_tok > p->opts.context || s->n > p->opts.context - s->n_tok)
+        return esp_fail(err, ESP_ENOFIT, "sequence %u: %u positions after %u, the context is %u", i, s->n_tok,
+                        s->n, p->opts.context);
+    if (s->base % ESP_CHUNK || s->base > s->n || s->n - s->base > ESP_CHUNK)
+        return esp_fail(err, ESP_EINVAL, "sequence %u: %u positions with %u folded", i, s->n, s->base);
+    ESP_TRY(check_places(p, s, i, err));
+    return check_journal(p, s, i, err);
 }
 
 static esp_status check_batch(const struct esp_plan *p, const struct esp_batch *b, esp_error *err)
 {
     uint32_t next_tok = 0;
 
-    if (b->n_tok == 0 || b->n_tok > p->opts.max_tok || b->n_out > p->opts.max_out || b->n_seq > p->opts.max_seq)
-        return esp_fail(err, ESP_EINVAL, "batch of %u tokens, %u outputs, %u sequences; the plan is for %u, %u, %u",
-                        b->n_tok, b->n_out, b->n_seq, p->opts.max_tok, p->opts.max_out, p->opts.max_seq);
+    if (b->n_tok == 0 || b->n_tok > p->opts.max_tok || b->n_out > p->opts.max_out ||
+        b->n_seq > p->opts.max_seq)
+        return esp_fail(err, ESP_EINVAL,
+                        "batch of %u tokens, %u outputs, %u sequences; the plan is for %u, %u, %u", b->n_tok,
+                        b->n_out, b->n_seq, p->opts.max_tok, p->opts.max_out, p->opts.max_seq);
     for (uint32_t i = 0; i < b->n_seq; i++) {
         ESP_TRY(check_seq(p, b, i, next_tok, err));
         next_tok += b->seqs[i].n_tok;
@@ -62,7 +80,8 @@ static esp_status check_batch(const struct esp_plan *p, const struct esp_batch *
             continue;
         for (uint32_t j = 0; j < b->n_tok; j++)
             if (b->ids[j] < 0 || (uint32_t)b->ids[j] >= op->w->n_out)
-                return esp_fail(err, ESP_EINVAL, "token id %d, the embedding has %u rows", b->ids[j], op->w->n_out);
+                return esp_fail(err, ESP_EINVAL, "token id %d, the embedding has %u rows", b->ids[j],
+                                op->w->n_out);
     }
     return ESP_OK;
 }
@@ -72,22 +91,22 @@ static void run_op(const struct thread *t, const struct step *s)
     switch (s->op->kind) {
     case ESP_OP_LINEAR:
     case ESP_OP_LOGITS:
-        cpu_step_linear(t, s);
+        esp_cpu_step_linear(t, s);
         break;
     case ESP_OP_ATTEND:
-        cpu_op_attend(t, s->op);
+        esp_cpu_op_attend(t, s->op);
         break;
     case ESP_OP_KV_APPEND:
-        cpu_op_kv_append(t, s->op);
+        esp_cpu_op_kv_append(t, s->op);
         break;
     case ESP_OP_CONV:
-        cpu_op_conv(t, s->op);
+        esp_cpu_op_conv(t, s->op);
         break;
     case ESP_OP_DELTA:
-        cpu_op_delta(t, s->op);
+        esp_cpu_op_delta(t, s->op);
         break;
     default:
-        cpu_op_rows(t, s->op);
+        esp_cpu_op_rows(t, s->op);
         break;
     }
 }
@@ -108,7 +127,7 @@ static void walk(void *arg, uint32_t tid, uint32_t n_thread)
     const struct esp_plan *p = arg;
     struct thread t = {.p = p, .tid = tid, .n_thread = n_thread, .scratch = plan_thread(p, tid)};
 
-    cpu_rope_table(&t);
+    esp_cpu_rope_table(&t);
     esp_pool_barrier(p->dev->pool);
     for (uint32_t i = 0; i < p->n_step; i++) {
         t.counter = &p->counters[(size_t)i * 2];
@@ -122,7 +141,7 @@ static void walk(void *arg, uint32_t tid, uint32_t n_thread)
     }
 }
 
-esp_status cpu_run(struct esp_plan *p, const struct esp_batch *b, esp_error *err)
+esp_status esp_cpu_run(struct esp_plan *p, const struct esp_batch *b, esp_error *err)
 {
     ESP_TRY(check_batch(p, b, err));
     p->batch = b;
