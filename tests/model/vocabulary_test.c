@@ -14,9 +14,16 @@
 #include "espalier/espalier.h"
 #include "support/compare.h"
 
-enum { VOCAB = 400, DEFINED = 317, HOLE = 312, N_NEW = 40 };
+enum { VOCAB = 400, DEFINED = 317, HOLE = 312, N_NEW = 40, END_OF_TEXT = 306, END_OF_MESSAGE = 308 };
 
 static esp_model *model;
+
+/* As published: the end of text in the text part, the end of a message at the top. */
+static void two_ends(json_t *config, json_t *text)
+{
+    json_object_set_new(text, "eos_token_id", json_integer(END_OF_TEXT));
+    json_object_set_new(config, "eos_token_id", json_integer(END_OF_MESSAGE));
+}
 
 /* The small tokenizer without its added token HOLE, beside a model whose undefined rows shout. */
 static const char *make_model(void)
@@ -33,7 +40,7 @@ static const char *make_model(void)
     for (size_t i = 0; i < (size_t)VOCAB * s.hidden; i++)
         if (i / s.hidden >= DEFINED || i / s.hidden == HOLE)
             m.net.head[i] *= 8;
-    dir = mf_write(&m, &(struct mf_form){0});
+    dir = mf_write(&m, &(struct mf_form){.patch = two_ends});
     mf_free(&m);
     for (size_t i = 0; i < json_array_size(added); i++)
         if (json_integer_value(json_object_get(json_array_get(added, i), "id")) == HOLE)
@@ -156,6 +163,54 @@ static void undefined_ids_have_no_bytes(void **state)
         }
 }
 
+/* A model that wants to say t at once: how its generation ends, and after how many tokens. */
+static esp_finish ending(esp_engine *g, esp_token t, uint32_t *emitted)
+{
+    const esp_logit_bias bias = {t, 100};
+    const esp_seq_opts o = {.sampling = {.bias = &bias, .n_bias = 1}};
+    const esp_token prompt[] = {10, 20, 30};
+    esp_finish finish = ESP_FINISH_NONE;
+    esp_seq *s;
+    esp_error err;
+
+    *emitted = 0;
+    test_ok(esp_seq_open(&s, g, &o, &err), &err);
+    test_ok(esp_seq_append(s, prompt, 3, &err), &err);
+    test_ok(esp_seq_generate(s, 3, &err), &err);
+    while (finish == ESP_FINISH_NONE) {
+        esp_event e[2];
+        size_t n;
+
+        test_ok(esp_engine_step(g, e, 2, &n, &err), &err);
+        for (size_t i = 0; i < n; i++) {
+            *emitted += e[i].token >= 0;
+            finish = e[i].finish;
+        }
+    }
+    esp_seq_close(s);
+    return finish;
+}
+
+static void both_end_tokens_end(void **state)
+{
+    static const esp_token ends[] = {END_OF_TEXT, END_OF_MESSAGE};
+    esp_engine *g;
+    uint32_t emitted;
+    esp_error err;
+
+    (void)state;
+    test_ok(esp_engine_open(&g, model, &(esp_engine_opts){.context = 64, .max_seqs = 1}, &err), &err);
+    for (int i = 0; i < 2; i++) {
+        assert_true(esp_token_is_end(model, ends[i]));
+        assert_int_equal(ending(g, ends[i], &emitted), ESP_FINISH_END);
+        assert_int_equal(emitted, 0);
+    }
+    assert_false(esp_token_is_end(model, 307));
+    assert_int_equal(ending(g, 307, &emitted), ESP_FINISH_LENGTH);
+    assert_int_equal(emitted, 3);
+    esp_engine_close(g);
+}
+
 static int open_model(void **state)
 {
     esp_error err;
@@ -177,6 +232,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(trap_34_undefined_ids),
         cmocka_unit_test(undefined_ids_have_no_bytes),
+        cmocka_unit_test(both_end_tokens_end),
     };
 
     return cmocka_run_group_tests(tests, open_model, close_model);
