@@ -71,7 +71,8 @@ static esp_status affine(struct ctx *c, enum esp_part part, const char *module, 
         w, scales, esp_names_find(&c->names, part, "%s%sbiases", module, *module ? "." : "")};
     struct esp_quant q;
 
-    ESP_TRY(esp_quant_from_tensors(&q, &c->ck->config, module, wsb, n_in, &c->ck->warnings, err));
+    ESP_TRY(esp_quant_from_tensors(&q, &c->ck->config, *module ? module : "lm_head", wsb, n_in,
+                                   &c->ck->warnings, err));
     if (q.mode != ESP_QUANT_AFFINE)
         return esp_fail(err, ESP_EUNSUPPORTED, "%s: tensor %s is quantized as %s; affine can be read",
                         esp_st_name(w->file), w->name, esp_quant_mode_name(q.mode));
