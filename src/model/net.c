@@ -129,19 +129,31 @@ static void *no_memory(struct esp_binder *b)
     return remember_failure(b, esp_fail(b->err, ESP_ENOMEM, "model: out of memory"));
 }
 
-static bool list_weight(struct esp_net *net, const struct esp_weight *w)
+static bool grow_list(struct esp_net *net)
 {
-    if (net->n_weight == net->cap_weight) {
-        uint32_t cap = net->cap_weight ? net->cap_weight * 2 : 256;
-        const struct esp_weight **list = esp_arena_alloc_array(net->arena, cap, sizeof(struct esp_weight *));
+    uint32_t cap = net->cap_weight ? net->cap_weight * 2 : 256;
+    const struct esp_weight **list = esp_arena_alloc_array(net->arena, cap, sizeof *list);
+    const char **names = esp_arena_alloc_array(net->arena, cap, sizeof *names);
 
-        if (!list)
-            return false;
-        if (net->n_weight)
-            memcpy(list, net->weights, net->n_weight * sizeof *list);
-        net->weights = list;
-        net->cap_weight = cap;
+    if (!list || !names)
+        return false;
+    if (net->n_weight) {
+        memcpy(list, net->weights, net->n_weight * sizeof *list);
+        memcpy(names, net->weight_names, net->n_weight * sizeof *names);
     }
+    net->weights = list;
+    net->weight_names = names;
+    net->cap_weight = cap;
+    return true;
+}
+
+static bool list_weight(struct esp_net *net, const struct esp_weight *w, const char *name)
+{
+    char *copy = esp_arena_strndup(net->arena, name, strlen(name));
+
+    if (!copy || (net->n_weight == net->cap_weight && !grow_list(net)))
+        return false;
+    net->weight_names[net->n_weight] = copy;
     net->weights[net->n_weight++] = w;
     return true;
 }
@@ -162,7 +174,7 @@ const struct esp_weight *esp_bind_matrix(struct esp_binder *b, const char *modul
     s = b->src->matrix(b->src->ctx, b->part, name, n_out, n_in, w, b->err);
     if (s != ESP_OK)
         return remember_failure(b, s);
-    if (!list_weight(b->net, w))
+    if (!list_weight(b->net, w, name))
         return no_memory(b);
     if (b->part == ESP_PART_MTP)
         return w;

@@ -22,6 +22,7 @@ struct esp_net {
     uint32_t mtp_layer;       /* attention layer of the cache that the draft layer uses: the last one */
     struct esp_layout layout; /* kv type is the engine's to set, then esp_layout_finish() */
     const struct esp_weight **weights; /* every matrix once; a tied head is the embedding */
+    const char **weight_names;         /* their module paths, such as "layers.3.mlp.up_proj" */
     uint32_t n_weight, cap_weight;
     uint32_t n_trunk_weight; /* the first ones; the rest is the draft layer's */
     uint64_t n_params;       /* elements of the trunk's matrices and vectors */

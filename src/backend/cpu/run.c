@@ -51,6 +51,13 @@ static esp_status check_seq(const struct esp_plan *p, const struct esp_batch *b,
                         s->n, p->opts.context);
     if (s->base % ESP_CHUNK || s->base > s->n || s->n - s->base > ESP_CHUNK)
         return esp_fail(err, ESP_EINVAL, "sequence %u: %u positions with %u folded", i, s->n, s->base);
+    if (s->n_lora > ESP_LORA_STACK)
+        return esp_fail(err, ESP_EINVAL, "sequence %u: %u adapters, at most %d stack", i, s->n_lora,
+                        ESP_LORA_STACK);
+    for (uint32_t j = 0; j < s->n_lora; j++)
+        if (s->lora[j]->max_rank > p->opts.max_rank)
+            return esp_fail(err, ESP_ENOFIT, "sequence %u: an adapter of rank %u, the plan is for %u", i,
+                            s->lora[j]->max_rank, p->opts.max_rank);
     ESP_TRY(check_places(p, s, i, err));
     return check_journal(p, s, i, err);
 }
@@ -92,6 +99,9 @@ static void run_op(const struct thread *t, const struct step *s)
 {
     switch (s->op->kind) {
     case ESP_OP_LINEAR:
+        esp_cpu_step_linear(t, s);
+        esp_cpu_step_lora(t, s);
+        break;
     case ESP_OP_LOGITS:
         esp_cpu_step_linear(t, s);
         break;
@@ -135,7 +145,7 @@ static void walk(void *arg, uint32_t tid, uint32_t n_thread)
     esp_cpu_rope_table(&t);
     esp_pool_barrier(p->dev->pool);
     for (uint32_t i = 0; i < p->n_step; i++) {
-        t.counter = &p->counters[(size_t)i * 2];
+        t.counter = &p->counters[(size_t)i * STEP_COUNTERS];
         run_op(&t, &p->steps[i]);
         esp_pool_barrier(p->dev->pool);
         if (!p->batch->tap)
@@ -150,7 +160,7 @@ esp_status esp_cpu_run(struct esp_plan *p, const struct esp_batch *b, esp_error 
 {
     ESP_TRY(check_batch(p, b, err));
     p->batch = b;
-    for (uint32_t i = 0; i < p->n_step * 2; i++)
+    for (uint32_t i = 0; i < p->n_step * STEP_COUNTERS; i++)
         atomic_store_explicit(&p->counters[i], 0, memory_order_relaxed);
     esp_pool_run(p->dev->pool, walk, p);
     return ESP_OK;
