@@ -131,6 +131,19 @@ static bool drop_prefix(const char **s, const char *prefix)
     return true;
 }
 
+/* "a", "B.weight", "A.NAME.weight" (raw state dicts): what follows ".lora_". */
+static bool parse_leaf(const char *leaf, bool *is_b, bool *peft)
+{
+    static const char end[] = ".weight";
+    size_t n = strlen(leaf);
+
+    if (!strchr("abAB", leaf[0]) || n == 0)
+        return false;
+    *is_b = leaf[0] == 'b' || leaf[0] == 'B';
+    *peft = leaf[0] == 'A' || leaf[0] == 'B' || n > 1;
+    return n == 1 || (leaf[1] == '.' && n >= sizeof end && strcmp(leaf + n - (sizeof end - 1), end) == 0);
+}
+
 /* Split a tensor name into the module path (written to out) and whether it is B; false when it is no LoRA
  * name. */
 static bool parse_name(const char *name, char out[MAX_MODULE], bool *is_b, bool *peft)
@@ -148,17 +161,8 @@ static bool parse_name(const char *name, char out[MAX_MODULE], bool *is_b, bool 
     if (!leaf || strncmp(name, "layers.", 7) != 0)
         return false;
     len = (size_t)(leaf - name);
-    leaf += strlen(".lora_");
-    if (len >= MAX_MODULE || (*leaf != 'a' && *leaf != 'b' && *leaf != 'A' && *leaf != 'B'))
+    if (len >= MAX_MODULE || !parse_leaf(leaf + strlen(".lora_"), is_b, peft))
         return false;
-    *is_b = *leaf == 'b' || *leaf == 'B';
-    *peft = *leaf == 'A' || *leaf == 'B' || leaf[1];
-    if (leaf[1] && strcmp(leaf + 1, ".weight") != 0) { /* lora_A.NAME.weight of raw state dicts */
-        size_t n = strlen(leaf);
-
-        if (leaf[1] != '.' || n < 9 || strcmp(leaf + n - 7, ".weight") != 0)
-            return false;
-    }
     memcpy(out, name, len);
     out[len] = 0;
     return true;

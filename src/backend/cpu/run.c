@@ -62,6 +62,24 @@ static esp_status check_seq(const struct esp_plan *p, const struct esp_batch *b,
     return check_journal(p, s, i, err);
 }
 
+/* What the tape's first ops read: ids within the embedding, input rows where it takes some. */
+static esp_status check_inputs(const struct esp_plan *p, const struct esp_batch *b, esp_error *err)
+{
+    for (uint32_t i = 0; i < p->tape->n_op; i++) {
+        const struct esp_op *op = &p->tape->ops[i];
+
+        if (op->kind == ESP_OP_INPUT && !b->input)
+            return esp_fail(err, ESP_EINVAL, "the tape needs input rows, the batch has none");
+        if (op->kind != ESP_OP_EMBED)
+            continue;
+        for (uint32_t j = 0; j < b->n_tok; j++)
+            if (b->ids[j] < 0 || (uint32_t)b->ids[j] >= op->w->n_out)
+                return esp_fail(err, ESP_EINVAL, "token id %d, the embedding has %u rows", b->ids[j],
+                                op->w->n_out);
+    }
+    return ESP_OK;
+}
+
 static esp_status check_batch(const struct esp_plan *p, const struct esp_batch *b, esp_error *err)
 {
     uint32_t next_tok = 0;
@@ -80,19 +98,7 @@ static esp_status check_batch(const struct esp_plan *p, const struct esp_batch *
     for (uint32_t i = 0; i < b->n_out; i++)
         if (b->out_rows[i] >= b->n_tok)
             return esp_fail(err, ESP_EINVAL, "wanted row %u of %u", b->out_rows[i], b->n_tok);
-    for (uint32_t i = 0; i < p->tape->n_op; i++) {
-        const struct esp_op *op = &p->tape->ops[i];
-
-        if (op->kind == ESP_OP_INPUT && !b->input)
-            return esp_fail(err, ESP_EINVAL, "the tape needs input rows, the batch has none");
-        if (op->kind != ESP_OP_EMBED)
-            continue;
-        for (uint32_t j = 0; j < b->n_tok; j++)
-            if (b->ids[j] < 0 || (uint32_t)b->ids[j] >= op->w->n_out)
-                return esp_fail(err, ESP_EINVAL, "token id %d, the embedding has %u rows", b->ids[j],
-                                op->w->n_out);
-    }
-    return ESP_OK;
+    return check_inputs(p, b, err);
 }
 
 static void run_op(const struct thread *t, const struct step *s)
