@@ -30,6 +30,7 @@ static void open_chat(struct terminal *t)
 {
     t->fd = posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC);
     t->n = t->at = 0;
+    t->seen[0] = 0;
     assert_true(t->fd >= 0);
     assert_int_equal(grantpt(t->fd), 0);
     assert_int_equal(unlockpt(t->fd), 0);
