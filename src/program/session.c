@@ -37,10 +37,10 @@ static bool on_progress(void *user, const char *what, double fraction)
 {
     struct esp_session *s = user;
 
-    if (!s->progress->what)
-        esp_progress_begin(s->progress, "loading", 100, "%");
+    if (!s->progress.what)
+        esp_progress_begin(&s->progress, "loading", 100, "%");
     (void)what;
-    esp_progress_update(s->progress, 100 * fraction);
+    esp_progress_update(&s->progress, 100 * fraction);
     return !esp_interrupted();
 }
 
@@ -68,7 +68,6 @@ static const char *model_name(const struct esp_options *opt)
 esp_status esp_session_open(struct esp_session *s, const struct esp_options *opt, esp_error *err)
 {
     const struct esp_opt_value *synthetic = &opt->v[OPT_SYNTHETIC];
-    struct esp_progress progress = {0};
     esp_model_opts mo = {
         .threads = (uint32_t)opt->v[OPT_THREADS].i, .progress = on_progress, .progress_user = s};
     const char *name = model_name(opt);
@@ -76,7 +75,6 @@ esp_status esp_session_open(struct esp_session *s, const struct esp_options *opt
 
     memset(s, 0, sizeof *s);
     s->opt = opt;
-    s->progress = &progress;
     esp_set_log(on_log, NULL);
     if (opt->v[OPT_CPU].i > 0)
         mo.cpu_level = opt->v[OPT_CPU].s;
@@ -96,9 +94,7 @@ esp_status esp_session_open(struct esp_session *s, const struct esp_options *opt
             esp_say_detail("model: %s", s->path);
         status = esp_model_open(&s->model, s->path, &mo, err);
     }
-    if (progress.what)
-        esp_progress_end(&progress);
-    s->progress = NULL;
+    esp_progress_end(&s->progress);
     if (status == ESP_OK)
         esp_model_describe(s->model, &s->info);
     return status;

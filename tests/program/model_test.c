@@ -204,7 +204,7 @@ static void test_damage(void **state)
     run_free(&r);
 }
 
-static void test_fit_is_enough(void **state)
+static void test_fit_and_budget(void **state)
 {
     struct run r = RUN(NULL, P, "fit", M, "--json", "--ctx", "2048");
     json_t *j = run_json(&r, 0), *at = json_object_get(j, "at");
@@ -216,7 +216,7 @@ static void test_fit_is_enough(void **state)
     assert_true(total > 1e7);
     json_decref(j);
     run_free(&r);
-    /* what fit says is what generate takes: one byte less is refused with both numbers */
+    /* a budget far below what fit says is refused with both numbers */
     snprintf(budget, sizeof budget, "%.0f", total / 4);
     r = RUN(NULL, P, "generate", M, "-p", "x", "-n", "1", "--ctx", "2048", "--memory-budget", budget);
     run_code(&r, 4);
@@ -224,7 +224,7 @@ static void test_fit_is_enough(void **state)
     run_free(&r);
 }
 
-static void test_bench_synthetic(void **state)
+static void test_bench_rows(void **state)
 {
     struct run r = RUN(NULL, P, "bench", M, "-p", "8", "-n", "2", "-b", "1,2", "-d", "4", "-r", "1",
                        "--no-warmup", "--json");
@@ -244,11 +244,11 @@ static void test_bench_synthetic(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_answers),         cmocka_unit_test(test_greedy),
-        cmocka_unit_test(test_tokens),          cmocka_unit_test(test_round_trip),
-        cmocka_unit_test(test_perplexity),      cmocka_unit_test(test_inspect),
-        cmocka_unit_test(test_damage),          cmocka_unit_test(test_fit_is_enough),
-        cmocka_unit_test(test_bench_synthetic),
+        cmocka_unit_test(test_answers),    cmocka_unit_test(test_greedy),
+        cmocka_unit_test(test_tokens),     cmocka_unit_test(test_round_trip),
+        cmocka_unit_test(test_perplexity), cmocka_unit_test(test_inspect),
+        cmocka_unit_test(test_damage),     cmocka_unit_test(test_fit_and_budget),
+        cmocka_unit_test(test_bench_rows),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
