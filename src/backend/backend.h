@@ -49,7 +49,8 @@ struct esp_plan_opts {
     uint32_t max_tok; /* limits of a batch */
     uint32_t max_out;
     uint32_t max_seq;
-    uint32_t context; /* largest position count */
+    uint32_t context;  /* largest position count */
+    uint32_t max_rank; /* largest rank of adapters; 0: batches have none */
 };
 
 struct esp_backend_ops {

@@ -9,6 +9,8 @@
 
 #include <stdint.h>
 
+#include "graph/lora.h"
+
 #define ESP_NO_JOURNAL UINT32_MAX
 
 struct esp_batch_seq {
@@ -21,6 +23,8 @@ struct esp_batch_seq {
                               slot    when the pass writes through */
     uint32_t journal; /* journal that keeps the new pre-convolution rows; ESP_NO_JOURNAL: the slot's conv rows
                          advance */
+    uint32_t n_lora;  /* adapters of this sequence, applied in this order */
+    const struct esp_lora_set *lora[ESP_LORA_STACK]; /* ranks within the plan's max_rank */
 };
 
 /* Called after an op that writes a named value, on one thread: rows [n_row][width] f32, valid during the
@@ -36,6 +40,8 @@ struct esp_batch {
     uint32_t n_out;
     const uint32_t *out_rows; /* [n_out] ascending token indices whose logits are wanted */
     float *logits;            /* [n_out][n_vocab] */
+    const float *input;       /* [n_tok][width of the tape's INPUT]; only for tapes that have one */
+    float *hidden;            /* [n_tok][width of the tape's HIDDEN]; NULL: not wanted */
     esp_tap_fn tap;           /* NULL: no taps */
     void *tap_user;
 };

@@ -73,6 +73,9 @@ void esp_tape_init(struct esp_tape *t, struct esp_arena *arena);
 esp_status esp_tape_finish(struct esp_tape *t, esp_error *err);
 
 esp_val t_embed(struct esp_tape *t, const struct esp_weight *w);
+/* Rows of `width` that the batch brings (esp_batch.input). */
+esp_val t_input(struct esp_tape *t, uint32_t width);
+esp_val t_concat(struct esp_tape *t, esp_val a, esp_val b);
 esp_val t_rmsnorm(struct esp_tape *t, esp_val x, const float *gamma, float eps);
 esp_val t_linear(struct esp_tape *t, esp_val x, const struct esp_weight *w);
 esp_val t_add(struct esp_tape *t, esp_val a, esp_val b);
@@ -88,6 +91,8 @@ esp_val t_gated_norm(struct esp_tape *t, esp_val o, esp_val z, const float *gamm
                      uint32_t n_head);
 esp_val t_swiglu(struct esp_tape *t, esp_val gate, esp_val up);
 esp_val t_gather(struct esp_tape *t, esp_val x);
+/* Offer x as the hidden rows that drafters and tools may ask for (esp_batch.hidden). */
+void t_hidden(struct esp_tape *t, esp_val x);
 void t_logits(struct esp_tape *t, esp_val x, const struct esp_weight *head);
 /* Name a value for taps; fmt takes one unsigned number. */
 void t_name(struct esp_tape *t, esp_val v, const char *prefix, uint32_t i, const char *suffix);

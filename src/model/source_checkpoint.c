@@ -157,6 +157,8 @@ esp_status esp_source_checkpoint(struct esp_source **out, struct esp_checkpoint 
     c->ck = ck;
     *s = (struct esp_source){.ctx = c,
                              .norms_shifted = c->names.norms_shifted,
+                             .mtp_norms_shifted = c->names.mtp_norms_shifted,
+                             .has_mtp = c->names.set[ESP_PART_MTP] != NULL,
                              .tied = c->names.tied,
                              .matrix = matrix,
                              .vector = vector,

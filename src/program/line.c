@@ -8,6 +8,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -20,6 +21,8 @@
 #include <histedit.h>
 #include <langinfo.h>
 #include <locale.h>
+#include <poll.h>
+#include <signal.h>
 #include <sys/stat.h>
 
 #include "base/utf8.h"
@@ -41,6 +44,26 @@ static char *prompt_of(EditLine *e)
     return (char *)(uintptr_t)r->prompt; /* libedit reads it only */
 }
 
+/*
+ * Wait until standard input has something, or a signal has come: false. Signals are held off while the flag
+ * is looked at, and let in by ppoll() alone, so that none can slip in between and leave us waiting.
+ */
+static bool wait_input(void)
+{
+    struct pollfd p = {STDIN_FILENO, POLLIN, 0};
+    sigset_t held, before;
+    int n = -1;
+
+    sigemptyset(&held);
+    sigaddset(&held, SIGINT);
+    sigaddset(&held, SIGTERM);
+    sigprocmask(SIG_BLOCK, &held, &before);
+    while (n < 0 && !esp_interrupted()) /* a window change ends the wait, too, and is no reason to stop */
+        n = ppoll(&p, 1, NULL, &before);
+    sigprocmask(SIG_SETMASK, &before, NULL);
+    return n > 0;
+}
+
 /* One character from standard input; -1 when a signal has come, 0 at the end. */
 static int read_char(EditLine *e, wchar_t *out)
 {
@@ -49,15 +72,11 @@ static int read_char(EditLine *e, wchar_t *out)
 
     (void)e;
     for (;;) {
-        const ssize_t got = esp_interrupted() ? -1 : read(STDIN_FILENO, bytes + n, 1);
+        const ssize_t got = wait_input() ? read(STDIN_FILENO, bytes + n, 1) : -1;
         uint32_t cp;
 
-        if (got == 0)
-            return 0;
-        if (got < 0 && errno == EINTR && !esp_interrupted())
-            continue; /* a window change */
-        if (got < 0)
-            return -1;
+        if (got <= 0)
+            return (int)got;
         n++;
         if (esp_utf8_decode(bytes, n, &cp)) {
             *out = (wchar_t)cp;
@@ -154,6 +173,8 @@ enum esp_line_result esp_line_read(struct esp_line_reader *r, const char *prompt
     const char *line;
 
     r->prompt = prompt;
+    el_set(r->edit, EL_PREP_TERM,
+           1); /* before the prompt is shown: a Ctrl-D right behind it must be a key already */
     line = el_gets(r->edit, &n);
     esp_strbuf_clear(out);
     if (esp_interrupted()) {

@@ -25,6 +25,7 @@ struct cpu_dev {
 /* Positions whose spans one attention group covers; groups are merged in ascending order
  * (doc/determinism.md). */
 enum { ATTEND_GROUP_SPANS = 16 };
+enum { STEP_COUNTERS = 2 + 2 * ESP_LORA_STACK }; /* two of the op itself, two for each level of adapters */
 enum { ATTEND_BLOCK_TOKENS = 16 }; /* queries of one task: that many tokens of one KV head's query heads */
 
 /* A product of a step group: its op, kernel, and where its prepared input lies. */
@@ -50,12 +51,12 @@ struct esp_plan {
     struct esp_plan_opts opts;
     struct step *steps;
     struct linear *linears;
-    uint32_t n_step, n_linear;
-    size_t *value_off; /* [n_value] bytes into scratch */
-    size_t values_bytes, act_bytes, rope_bytes, split_bytes, thread_bytes;
-    uint8_t *scratch; /* values, act, rope, split partials, then thread_bytes per thread */
+    uint32_t n_step, n_linear, max_group; /* most products of one step */
+    size_t *value_off;                    /* [n_value] bytes into scratch */
+    size_t values_bytes, act_bytes, rope_bytes, split_bytes, lora_bytes, thread_bytes;
+    uint8_t *scratch; /* values, act, rope, split partials, adapter rows, then thread_bytes per thread */
     size_t scratch_bytes;
-    _Atomic uint32_t *counters;    /* [n_step][2] */
+    _Atomic uint32_t *counters;    /* [n_step][STEP_COUNTERS] */
     const struct esp_batch *batch; /* of the running step */
 };
 
@@ -86,10 +87,16 @@ static inline float *plan_split(const struct esp_plan *p)
     return (float *)(void *)(p->scratch + p->values_bytes + p->act_bytes + p->rope_bytes);
 }
 
+/* Rows x A of adapters: [product of the step][token][max_rank]. */
+static inline float *plan_lora(const struct esp_plan *p)
+{
+    return (float *)(void *)(p->scratch + p->values_bytes + p->act_bytes + p->rope_bytes + p->split_bytes);
+}
+
 static inline float *plan_thread(const struct esp_plan *p, uint32_t tid)
 {
     return (float *)(void *)(p->scratch + p->values_bytes + p->act_bytes + p->rope_bytes + p->split_bytes +
-                             (size_t)tid * p->thread_bytes);
+                             p->lora_bytes + (size_t)tid * p->thread_bytes);
 }
 
 static inline uint8_t *plan_slot(const struct esp_plan *p, uint32_t slot, uint32_t layer)
@@ -112,15 +119,19 @@ struct thread { /* what an op's code needs to know of its thread */
     const struct esp_plan *p;
     uint32_t tid, n_thread;
     float *scratch;            /* thread_bytes */
-    _Atomic uint32_t *counter; /* two counters of the step, both 0 at its start */
+    _Atomic uint32_t *counter; /* STEP_COUNTERS of the step, all 0 at its start */
 };
 
 /* Op families; each runs one step on the calling thread together with its peers. */
 void esp_cpu_step_linear(const struct thread *t, const struct step *s);
+/* Add what the batch's adapters contribute to the products of s; every thread calls it after its share of s.
+ */
+void esp_cpu_step_lora(const struct thread *t, const struct step *s);
 void esp_cpu_op_attend(const struct thread *t, const struct esp_op *op);
 void esp_cpu_op_kv_append(const struct thread *t, const struct esp_op *op);
 void esp_cpu_op_conv(const struct thread *t, const struct esp_op *op);
 void esp_cpu_op_delta(const struct thread *t, const struct esp_op *op);
+void esp_cpu_op_hidden(const struct thread *t, const struct esp_op *op);
 void esp_cpu_op_rows(const struct thread *t, const struct esp_op *op); /* everything that is row by row */
 void esp_cpu_rope_table(const struct thread *t);
 
@@ -128,6 +139,7 @@ void esp_cpu_rope_table(const struct thread *t);
 size_t esp_cpu_attend_thread_floats(const struct esp_tape *t, const struct esp_layout *l);
 size_t esp_cpu_attend_split_floats(const struct esp_tape *t, const struct esp_layout *l,
                                    const struct esp_plan_opts *o);
+size_t esp_cpu_lora_thread_floats(const struct esp_plan_opts *o);
 size_t esp_cpu_delta_thread_floats(const struct esp_layout *l);
 
 /* compile, see backend.h */

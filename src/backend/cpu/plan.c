@@ -119,6 +119,8 @@ static void make_steps(struct esp_plan *p)
             s->n_linear++;
             i++;
         } while (i < t->n_op && t->ops[i].kind == s->op->kind && t->ops[i].a == s->op->a);
+        if (s->n_linear > p->max_group)
+            p->max_group = s->n_linear;
         if (act_used > p->act_bytes)
             p->act_bytes = act_used;
     }
@@ -134,20 +136,23 @@ static esp_status lay_out(struct esp_plan *p, esp_error *err)
 {
     const struct esp_tape *t = p->tape;
     const struct esp_layout *l = &p->pools.layout;
-    size_t thread_floats = max_size(esp_cpu_attend_thread_floats(t, l), esp_cpu_delta_thread_floats(l));
+    size_t thread_floats =
+        max_size(max_size(esp_cpu_attend_thread_floats(t, l), esp_cpu_delta_thread_floats(l)),
+                 esp_cpu_lora_thread_floats(&p->opts));
 
     p->steps = esp_alloc_array(t->n_op, sizeof *p->steps);
     p->linears = esp_alloc_array(t->n_op, sizeof *p->linears);
     p->value_off = esp_alloc_array(t->n_value, sizeof *p->value_off);
-    p->counters = esp_alloc_array((size_t)t->n_op * 2, sizeof *p->counters);
+    p->counters = esp_alloc_array((size_t)t->n_op * STEP_COUNTERS, sizeof *p->counters);
     if (!p->steps || !p->linears || !p->value_off || !p->counters)
         return esp_fail(err, ESP_ENOMEM, "plan of %u ops: out of memory", t->n_op);
     make_steps(p);
     p->values_bytes = place_values(t, &p->opts, p->value_off);
     p->rope_bytes = pad64((size_t)p->opts.max_tok * 2 * t->rope.n_half * sizeof(float));
     p->split_bytes = pad64(esp_cpu_attend_split_floats(t, l, &p->opts) * sizeof(float));
+    p->lora_bytes = pad64((size_t)p->max_group * p->opts.max_tok * p->opts.max_rank * sizeof(float));
     p->thread_bytes = pad64(thread_floats * sizeof(float));
-    p->scratch_bytes = p->values_bytes + p->act_bytes + p->rope_bytes + p->split_bytes +
+    p->scratch_bytes = p->values_bytes + p->act_bytes + p->rope_bytes + p->split_bytes + p->lora_bytes +
                        p->thread_bytes * esp_pool_size(p->dev->pool);
     return ESP_OK;
 }

@@ -51,8 +51,33 @@ static esp_status check_seq(const struct esp_plan *p, const struct esp_batch *b,
                         s->n, p->opts.context);
     if (s->base % ESP_CHUNK || s->base > s->n || s->n - s->base > ESP_CHUNK)
         return esp_fail(err, ESP_EINVAL, "sequence %u: %u positions with %u folded", i, s->n, s->base);
+    if (s->n_lora > ESP_LORA_STACK)
+        return esp_fail(err, ESP_EINVAL, "sequence %u: %u adapters, at most %d stack", i, s->n_lora,
+                        ESP_LORA_STACK);
+    for (uint32_t j = 0; j < s->n_lora; j++)
+        if (s->lora[j]->max_rank > p->opts.max_rank)
+            return esp_fail(err, ESP_ENOFIT, "sequence %u: an adapter of rank %u, the plan is for %u", i,
+                            s->lora[j]->max_rank, p->opts.max_rank);
     ESP_TRY(check_places(p, s, i, err));
     return check_journal(p, s, i, err);
+}
+
+/* What the tape's first ops read: ids within the embedding, input rows where it takes some. */
+static esp_status check_inputs(const struct esp_plan *p, const struct esp_batch *b, esp_error *err)
+{
+    for (uint32_t i = 0; i < p->tape->n_op; i++) {
+        const struct esp_op *op = &p->tape->ops[i];
+
+        if (op->kind == ESP_OP_INPUT && !b->input)
+            return esp_fail(err, ESP_EINVAL, "the tape needs input rows, the batch has none");
+        if (op->kind != ESP_OP_EMBED)
+            continue;
+        for (uint32_t j = 0; j < b->n_tok; j++)
+            if (b->ids[j] < 0 || (uint32_t)b->ids[j] >= op->w->n_out)
+                return esp_fail(err, ESP_EINVAL, "token id %d, the embedding has %u rows", b->ids[j],
+                                op->w->n_out);
+    }
+    return ESP_OK;
 }
 
 static esp_status check_batch(const struct esp_plan *p, const struct esp_batch *b, esp_error *err)
@@ -73,23 +98,16 @@ static esp_status check_batch(const struct esp_plan *p, const struct esp_batch *
     for (uint32_t i = 0; i < b->n_out; i++)
         if (b->out_rows[i] >= b->n_tok)
             return esp_fail(err, ESP_EINVAL, "wanted row %u of %u", b->out_rows[i], b->n_tok);
-    for (uint32_t i = 0; i < p->tape->n_op; i++) {
-        const struct esp_op *op = &p->tape->ops[i];
-
-        if (op->kind != ESP_OP_EMBED)
-            continue;
-        for (uint32_t j = 0; j < b->n_tok; j++)
-            if (b->ids[j] < 0 || (uint32_t)b->ids[j] >= op->w->n_out)
-                return esp_fail(err, ESP_EINVAL, "token id %d, the embedding has %u rows", b->ids[j],
-                                op->w->n_out);
-    }
-    return ESP_OK;
+    return check_inputs(p, b, err);
 }
 
 static void run_op(const struct thread *t, const struct step *s)
 {
     switch (s->op->kind) {
     case ESP_OP_LINEAR:
+        esp_cpu_step_linear(t, s);
+        esp_cpu_step_lora(t, s);
+        break;
     case ESP_OP_LOGITS:
         esp_cpu_step_linear(t, s);
         break;
@@ -104,6 +122,9 @@ static void run_op(const struct thread *t, const struct step *s)
         break;
     case ESP_OP_DELTA:
         esp_cpu_op_delta(t, s->op);
+        break;
+    case ESP_OP_HIDDEN:
+        esp_cpu_op_hidden(t, s->op);
         break;
     default:
         esp_cpu_op_rows(t, s->op);
@@ -130,7 +151,7 @@ static void walk(void *arg, uint32_t tid, uint32_t n_thread)
     esp_cpu_rope_table(&t);
     esp_pool_barrier(p->dev->pool);
     for (uint32_t i = 0; i < p->n_step; i++) {
-        t.counter = &p->counters[(size_t)i * 2];
+        t.counter = &p->counters[(size_t)i * STEP_COUNTERS];
         run_op(&t, &p->steps[i]);
         esp_pool_barrier(p->dev->pool);
         if (!p->batch->tap)
@@ -145,7 +166,7 @@ esp_status esp_cpu_run(struct esp_plan *p, const struct esp_batch *b, esp_error 
 {
     ESP_TRY(check_batch(p, b, err));
     p->batch = b;
-    for (uint32_t i = 0; i < p->n_step * 2; i++)
+    for (uint32_t i = 0; i < p->n_step * STEP_COUNTERS; i++)
         atomic_store_explicit(&p->counters[i], 0, memory_order_relaxed);
     esp_pool_run(p->dev->pool, walk, p);
     return ESP_OK;
