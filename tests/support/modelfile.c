@@ -16,7 +16,7 @@
 enum { MAX_TENSOR = 256, MAX_ENTRY = 768 };
 
 struct entry { /* a tensor as it will lie in the file */
-    char name[128];
+    char name[160];
     enum esp_dtype dtype;
     uint32_t n_dim;
     uint64_t shape[3];
@@ -244,7 +244,7 @@ static void quantize(struct entries *es, struct mf_tensor *t, const char *module
     static const enum esp_dtype types[] = {ESP_DTYPE_F32, ESP_DTYPE_BF16, ESP_DTYPE_F16};
     struct esp_weight w = {.scale_type = scale_type, .n_out = t->n_out, .n_in = t->n_in, .group = q->group};
     struct entry *c, *s, *b;
-    char name[128];
+    char name[160];
     float *x = calloc(t->n_in, sizeof *x);
     esp_error err;
 
