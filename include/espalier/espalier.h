@@ -197,7 +197,7 @@ ESP_API void esp_engine_stats(const esp_engine *g, esp_stats *out);
 
 typedef struct esp_logit_bias {
     esp_token token;
-    float bias; /* added to the logit; -100 or less bans the token */
+    float bias; /* added to the logit, at most 100; -100 or less bans the token. Each token at most once */
 } esp_logit_bias;
 
 typedef struct esp_sampling {
@@ -226,7 +226,11 @@ ESP_API void esp_seq_close(esp_seq *s);
 /* Add known tokens behind the sequence; they run through the model in later steps. ESP_ENOFIT beyond the
  * context. */
 ESP_API esp_status esp_seq_append(esp_seq *s, const esp_token *t, size_t n, esp_error *err);
-/* Arm: after the known tokens, sample up to max_new tokens. Events come from esp_engine_step(). */
+/*
+ * Arm: after the known tokens, sample up to max_new tokens. Events come from esp_engine_step(). With max_new
+ * 0 the known tokens run, all but the last, and one event with ESP_FINISH_LENGTH says so; a fork or a
+ * generation then starts at once.
+ */
 ESP_API esp_status esp_seq_generate(esp_seq *s, size_t max_new, esp_error *err);
 /* Disarm a generation; the sequence keeps the tokens emitted so far. */
 ESP_API void esp_seq_stop(esp_seq *s);

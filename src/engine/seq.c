@@ -24,7 +24,8 @@ static struct esp_sample_params params_of(const struct esp_seq *s, struct esp_sa
     p.frequency_penalty = o->frequency_penalty;
     p.seed = o->seed;
     for (size_t i = 0; i < o->n_bias; i++)
-        bias[i] = (struct esp_sample_bias){.id = (uint32_t)o->bias[i].token, .bias = o->bias[i].bias};
+        bias[i] = (struct esp_sample_bias){.id = (uint32_t)o->bias[i].token,
+                                           .bias = o->bias[i].bias < -100 ? -100 : o->bias[i].bias};
     p.bias = bias;
     p.n_bias = o->n_bias;
     return p;
