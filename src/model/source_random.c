@@ -11,6 +11,7 @@
 
 #include "base/map.h"
 #include "base/mem.h"
+#include "formats/trellis.h"
 
 enum { MAX_BLOCKS = 8192 };
 
@@ -92,18 +93,40 @@ static void fill_affine(struct ctx *c, struct esp_weight *w, uint8_t *scales, ui
     }
 }
 
+/* One f16 scale an output, around 0.023 as the other formats; any codes have values of deviation 1. */
+static void fill_trellis(struct ctx *c, uint8_t *scales, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        uint16_t s = esp_f32_to_f16(0.015f + 0.016f * (float)(next(&c->counter) >> 40) * 0x1p-24f);
+
+        memcpy(scales + i * 2, &s, 2);
+    }
+}
+
+/* Formats of integer codes leave a few matrices plain: small gates, and inputs that are no whole blocks. */
+static bool plain(enum esp_format_id f, uint32_t n_out, uint32_t n_in)
+{
+    return esp_format_get(f)->integer && (n_out < 64 || (esp_is_trellis(f) && n_in % ESP_TRELLIS_BLOCK));
+}
+
 static esp_status matrix(void *ctx, enum esp_part part, const char *module, uint32_t n_out, uint32_t n_in,
                          struct esp_weight *out, esp_error *err)
 {
     struct ctx *c = ctx;
-    struct esp_weight w = {.format = c->format, .n_out = n_out, .n_in = n_in, .scale_type = ESP_SCALE_BF16};
+    const bool trellis = esp_is_trellis(c->format);
+    struct esp_weight w = {.format = c->format,
+                           .n_out = n_out,
+                           .n_in = n_in,
+                           .axis = trellis,
+                           .scale_type = trellis ? ESP_SCALE_F16 : ESP_SCALE_BF16};
     const struct esp_format *f = esp_format_get(c->format);
     uint8_t *p;
     size_t codes, scales;
 
     (void)part;
-    if (f->grouped && n_out < 64) { /* gate projections stay exact, as converters leave them */
+    if (plain(c->format, n_out, n_in)) { /* gate projections stay exact, as converters leave them */
         w.format = ESP_FORMAT_BF16;
+        w.axis = 0;
         f = esp_format_get(ESP_FORMAT_BF16);
     }
     w.group = f->grouped ? c->group : 0;
@@ -117,6 +140,10 @@ static esp_status matrix(void *ctx, enum esp_part part, const char *module, uint
         w.biases = p + codes + scales;
         fill_bytes(c, p, codes);
         fill_affine(c, &w, p + codes, p + codes + scales, f->bits);
+    } else if (esp_is_trellis(w.format)) {
+        w.scales = p + codes;
+        fill_bytes(c, p, codes);
+        fill_trellis(c, p + codes, n_out);
     } else if (w.format == ESP_FORMAT_BF16) {
         fill_bf16(c, p, (size_t)n_out * n_in);
     } else if (w.format == ESP_FORMAT_F16) {
