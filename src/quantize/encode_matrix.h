@@ -21,6 +21,14 @@ enum esp_trellis_scale {
     ESP_TRELLIS_SCALE_COUNT
 };
 
+/*
+ * Groups to factor with (esp_ldlq_opts.group), by axis. Axis 0 feeds every input on by itself. Axis 1 may use
+ * 16 to 256: below 256, targets inside a block follow the errors of the cheapest path so far, which is worth
+ * 3-40 % of the loss for dense second moments (rotated inputs) and costs half as much time again; for purely
+ * local ones 256 is a little better. Measured in doc/quality.md.
+ */
+enum { ESP_TRELLIS_GROUP_AXIS0 = 1, ESP_TRELLIS_GROUP_AXIS1 = 32 };
+
 enum esp_trellis_feedback {
     ESP_TRELLIS_FEEDBACK_ON,  /* default when a factor is given */
     ESP_TRELLIS_FEEDBACK_OFF, /* measure the loss only */
@@ -36,7 +44,7 @@ struct esp_trellis_opts {
     bool want_power; /* also compute tr(W H W^T): as much work as the feedback itself */
     /*
      * Called now and then on the caller's thread with how much is done, of total; a false return stops the
-     * work (ESP_ECANCELLED). May be NULL.
+     * work (ESP_ECANCELLED). May be NULL. Counting starts again for want_power and when feedback is dropped.
      */
     bool (*progress)(void *user, uint64_t done, uint64_t total);
     void *user;

@@ -19,6 +19,7 @@
 #ifndef ESP_QUANTIZE_VITERBI_H
 #define ESP_QUANTIZE_VITERBI_H
 
+#include <stddef.h>
 #include <stdint.h>
 
 #include "formats/trellis.h"
@@ -82,6 +83,7 @@ struct esp_viterbi_scratch {
     int16_t x[ESP_VITERBI_STEPS];
     int16_t x_rot[ESP_VITERBI_STEPS];
     uint16_t path[ESP_VITERBI_STEPS];
+    float rest[ESP_VITERBI_STEPS];
 };
 
 /* Fill c for k = 1..8, all ranges. */
@@ -95,6 +97,24 @@ void esp_viterbi_code_init(struct esp_viterbi_code c[ESP_VITERBI_RANGES], uint32
 void esp_viterbi_block(const struct esp_viterbi_code c[ESP_VITERBI_RANGES], esp_viterbi_fn steps,
                        uint32_t window, const float *u, struct esp_viterbi_scratch *scratch,
                        uint16_t *states);
+
+/* Feedback inside a block whose weights are inputs, in units of the row's scale. */
+struct esp_viterbi_feed {
+    const float *w; /* [256] the weights themselves */
+    const float *u; /* [256] targets: weights and what earlier blocks left to correct */
+    const float
+        *taps; /* [256][ld] taps[i][t]: how much of w_i - w^_i is added to target t, i before t's group */
+    size_t ld;
+    uint32_t group; /* weights whose targets are fixed together: 16, 32, 64 or 128 */
+};
+
+/*
+ * As esp_viterbi_block(), with targets that follow the errors of the block itself: before each group, the
+ * cheapest path so far is taken for the final one, and its errors are fed on to the group.
+ */
+void esp_viterbi_block_fed(const struct esp_viterbi_code c[ESP_VITERBI_RANGES], esp_viterbi_fn steps,
+                           uint32_t window, const struct esp_viterbi_feed *feed,
+                           struct esp_viterbi_scratch *scratch, uint16_t *states);
 
 /* The same in f32, two passes, scalar: the reference for quality. */
 void esp_viterbi_block_f32(const struct esp_viterbi_code *c, const float *u,
