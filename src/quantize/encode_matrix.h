@@ -14,7 +14,7 @@
 /* How a stored row's scale s is chosen; targets are w / s. alpha is the root mean square that targets then
  * have. */
 enum esp_trellis_scale {
-    ESP_TRELLIS_SCALE_FIXED, /* default: the best alpha for normal weights at this k (1.10 .96 .91 .88 ...) */
+    ESP_TRELLIS_SCALE_FIXED, /* default: the best alpha for normal weights at this k (1.14 .96 .92 .88 ...) */
     ESP_TRELLIS_SCALE_RMS,   /* alpha = 1.0041072, the code's own: what other encoders of the format use */
     ESP_TRELLIS_SCALE_TENSOR, /* alpha searched once a matrix on at most 64 sample blocks */
     ESP_TRELLIS_SCALE_ROW,    /* alpha searched in every stored row, on at most 4 of its blocks */

@@ -14,12 +14,16 @@
 
 #include "formats/trellis.h"
 
-static void init_range(struct esp_viterbi_code *c, uint32_t k, int32_t factor)
+static void init_range(struct esp_viterbi_code *c, uint32_t k, uint32_t range)
 {
     const uint32_t n_edge = ESP_VITERBI_STATES >> k, n_branch = 1u << k;
+    const int32_t factor = k <= 4 ? 64 >> range : 64;
 
     c->k = k;
+    c->n_range = k <= 4 ? ESP_VITERBI_RANGES : 2;
+    c->n_double = k <= 4 || range > 0 ? 0 : k <= 6 ? 1 : 2;
     c->unit = (float)factor * ESP_TRELLIS_DIVISOR; /* a power of two times it: exact */
+    c->reach = c->n_double ? 3 : INT16_MAX / c->unit;
     c->n_edge = n_edge;
     for (uint32_t s = 0; s < ESP_VITERBI_STATES; s++) {
         const int32_t y = esp_trellis_value(s);
@@ -34,7 +38,7 @@ static void init_range(struct esp_viterbi_code *c, uint32_t k, int32_t factor)
 void esp_viterbi_code_init(struct esp_viterbi_code c[ESP_VITERBI_RANGES], uint32_t k)
 {
     for (uint32_t i = 0; i < ESP_VITERBI_RANGES; i++)
-        init_range(&c[i], k, 64 >> i);
+        init_range(&c[i], k, i);
 }
 
 static int16_t round_target(float x)
@@ -46,13 +50,12 @@ static int16_t round_target(float x)
 static const struct esp_viterbi_code *set_targets(const struct esp_viterbi_code c[ESP_VITERBI_RANGES],
                                                   const float *u, int16_t *x)
 {
-    const uint32_t n_range = c->k <= ESP_VITERBI_RANGES_UP_TO ? ESP_VITERBI_RANGES : 1;
     float high = 0;
     uint32_t i = 0;
 
     for (uint32_t t = 0; t < ESP_VITERBI_STEPS; t++)
         high = fabsf(u[t]) > high ? fabsf(u[t]) : high;
-    while (i + 1 < n_range && high * c[i].unit > INT16_MAX)
+    while (i + 1 < c->n_range && high > c[i].reach)
         i++;
     for (uint32_t t = 0; t < ESP_VITERBI_STEPS; t++)
         x[t] = round_target(u[t] * c[i].unit);
@@ -64,10 +67,12 @@ static inline int32_t saturate16(int32_t d)
     return d < -32768 ? -32768 : d > 32767 ? 32767 : d;
 }
 
-static inline uint32_t step_error(int32_t x, int32_t y)
+static inline uint32_t step_error(const struct esp_viterbi_code *c, int32_t x, int32_t y)
 {
-    const int32_t d = saturate16(x - y);
+    int32_t d = saturate16(x - y);
 
+    for (uint32_t i = 0; i < c->n_double; i++)
+        d = saturate16(2 * d);
     return ((uint32_t)(d * d) + 0x4000) >> 15;
 }
 
@@ -100,7 +105,7 @@ uint32_t esp_viterbi_steps_ref(const struct esp_viterbi_code *c, const int16_t *
             uint32_t best = ESP_VITERBI_COST_MAX;
 
             for (uint32_t s = j; s < ESP_VITERBI_STATES; s += n_edge) {
-                const uint32_t sum = add_cost(cost[s >> c->k], step_error(x[t], c->y[s]));
+                const uint32_t sum = add_cost(cost[s >> c->k], step_error(c, x[t], c->y[s]));
 
                 best = sum < best ? sum : best;
             }
@@ -124,7 +129,7 @@ static inline uint32_t step_back(const struct esp_viterbi_code *c, int32_t x, co
     uint32_t best = UINT32_MAX;
 
     for (uint32_t m = 0; m < n_branch; m++) {
-        const uint32_t sum = add_cost(cost[(j + m * n_edge) >> c->k], step_error(x, y[m]));
+        const uint32_t sum = add_cost(cost[(j + m * n_edge) >> c->k], step_error(c, x, y[m]));
         const uint32_t key = sum << 8 | m;
 
         best = key < best ? key : best;
@@ -142,7 +147,7 @@ static uint32_t step_back_fixed(const struct esp_viterbi_code *c, int32_t x, con
     uint32_t best = UINT32_MAX, best_s = j;
 
     for (uint32_t s = j; s < ESP_VITERBI_STATES; s += c->n_edge) {
-        const uint32_t sum = add_cost(cost[s >> c->k], step_error(x, c->y[s]));
+        const uint32_t sum = add_cost(cost[s >> c->k], step_error(c, x, c->y[s]));
 
         if (s >> n_new == old && sum < best) {
             best = sum;

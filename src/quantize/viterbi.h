@@ -36,19 +36,25 @@ enum {
 };
 
 /*
- * The code as one k sees it, in integers of a certain step. The finest step reaches +-3.46; blocks with
- * targets beyond that, 4 % of blocks of normal weights, take a coarser one, because a clamped target would
- * not pull hard enough at its neighbours (0.14 % of error at k = 4). From k = 5 on, neighbours hardly matter
- * and the coarser step costs more than the clamp.
+ * The code as one k sees it, in integers of a certain step; a block takes the first range that reaches its
+ * farthest target.
+ *
+ * k <= 4: 64 y, 32 y, 16 y, for targets up to 3.46, 6.93, 13.86. Few blocks of normal weights need the
+ * second, but a clamped target would not pull hard enough at its neighbours (0.14 % of error at k = 4).
+ *
+ * k >= 5: errors are so small that differences are doubled before they are squared, once for k = 5, 6, twice
+ * beyond; what then saturates, 1.7 or 0.87 away, is hardly ever the nearest. Blocks with targets beyond 3,
+ * where it might be, do without, and targets beyond 3.46 count as that.
  */
-enum {
-    ESP_VITERBI_RANGES = 3, /* 64 y, 32 y, 16 y: +-3.46, 6.93, 13.86 */
-    ESP_VITERBI_RANGES_UP_TO = 4
-};
+enum { ESP_VITERBI_RANGES = 3 };
+
 struct esp_viterbi_code {
     uint32_t k;
-    float unit;      /* integers for 1.0 of v */
-    uint32_t n_edge; /* G */
+    uint32_t n_range;  /* of this k */
+    uint32_t n_double; /* how often a difference is doubled, with saturation */
+    float unit;        /* integers for 1.0 of v */
+    float reach;       /* largest |u| */
+    uint32_t n_edge;   /* G */
     /* [4096] states in the order of the vector kernels: k <= 4: [b][j] for s = j * 2^k + b; else by s. */
     _Alignas(64) int16_t lanes[ESP_VITERBI_STATES];
     int16_t y[ESP_VITERBI_STATES];    /* [s] */
