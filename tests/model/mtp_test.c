@@ -22,7 +22,7 @@ enum { H = 256, V = 4096, MAX = 1024 };
 static struct test_net net;
 static struct esp_plan *draft;
 static struct esp_st_file *golden;
-static float hidden[MAX][H], trunk[(size_t)MAX * V], mtp[(size_t)MAX * V];
+static float hidden[MAX * H], trunk[(size_t)MAX * V], mtp[(size_t)MAX * V];
 
 static void open_net(void)
 {
@@ -54,7 +54,7 @@ static void run(const int32_t *ids, uint32_t n)
                           .n_out = n,
                           .out_rows = rows,
                           .logits = trunk,
-                          .hidden = hidden[0]};
+                          .hidden = hidden};
     struct esp_state *s;
     esp_error err;
 
@@ -68,7 +68,7 @@ static void run(const int32_t *ids, uint32_t n)
     seq.n_tok = b.n_tok = b.n_out =
         n - 1; /* the same pages; the draft layer has a layer of its own in them */
     b.ids = ids + 1;
-    b.input = hidden[0];
+    b.input = hidden;
     b.hidden = NULL;
     b.logits = mtp;
     test_ok(net.dev->ops->run(draft, &b, &err), &err);
@@ -99,8 +99,8 @@ static void test_last_logits(void **state)
         run((const int32_t *)(const void *)ids->data, n);
         w = (const float *)(const void *) final->data;
         for (size_t j = 0; j < (size_t)n * H; j++)
-            if (!(fabsf(hidden[0][j] - w[j]) <= 1e-3f))
-                fail_msg("%s: hidden %zu is %g instead of %g", prompts[i], j, hidden[0][j], w[j]);
+            if (!(fabsf(hidden[j] - w[j]) <= 1e-3f))
+                fail_msg("%s: hidden %zu is %g instead of %g", prompts[i], j, hidden[j], w[j]);
         w = (const float *)(const void *)want->data;
         for (size_t j = 0; j < V; j++) {
             float got = mtp[(size_t)(n - 2) * V + j];
