@@ -1,12 +1,12 @@
 /*
- * espalier: run Qwen3.5-class hybrid language models. The header is the specification: what a comment here does not
- * promise, callers must not use.
+ * espalier: run Qwen3.5-class hybrid language models. The header is the specification: what a comment here
+ * does not promise, callers must not use.
  *
  * Conventions
  *   Fallible calls return esp_status and take a nullable esp_error last; on failure outputs are untouched.
- *   Options structs may be zeroed: zero means the default. Always zero them, so that later fields get defaults too.
- *   Arrays out follow (out, cap, n): at most cap elements are written, *n is always the full count, out may be NULL when
- *   cap is 0. Texts are UTF-8 with explicit lengths; messages are zero-terminated.
+ *   Options structs may be zeroed: zero means the default. Always zero them, so that later fields get
+ * defaults too. Arrays out follow (out, cap, n): at most cap elements are written, *n is always the full
+ * count, out may be NULL when cap is 0. Texts are UTF-8 with explicit lengths; messages are zero-terminated.
  *   A model may be used from any thread at once. An engine and its sequences: one thread at a time.
  *   The library never exits, prints, or installs signal handlers.
  *
@@ -30,7 +30,8 @@ typedef struct esp_engine esp_engine;
 typedef struct esp_seq esp_seq;
 typedef int32_t esp_token; /* index into the vocabulary */
 
-/* ---- library ------------------------------------------------------------------------------------------------------ */
+/* ---- library
+ * ------------------------------------------------------------------------------------------------------ */
 
 ESP_API const char *esp_version(void);
 
@@ -39,29 +40,31 @@ typedef void (*esp_log_fn)(void *user, esp_log_level level, const char *message)
 /* Receive the library's messages; fn NULL switches them off (the default). Call before anything else. */
 ESP_API void esp_set_log(esp_log_fn fn, void *user);
 
-/* ---- models ------------------------------------------------------------------------------------------------------- */
+/* ---- models
+ * ------------------------------------------------------------------------------------------------------- */
 
 typedef struct esp_model_opts {
-    const char *cpu_level;          /* "ref", "avx2", "avx512", "neon"; NULL: $ESPALIER_CPU, else the machine's best */
-    uint32_t threads;               /* worker threads of this model's engines; 0: one per physical core */
+    const char *cpu_level; /* "ref", "avx2", "avx512", "neon"; NULL: $ESPALIER_CPU, else the machine's best */
+    uint32_t threads;      /* worker threads of this model's engines; 0: one per physical core */
     const char *chat_template_file; /* instead of the model's own template; NULL: the model's */
-    /* Called while loading with what is being done and a fraction in 0..1; return false to stop (ESP_ECANCELLED). */
+    /* Called while loading with what is being done and a fraction in 0..1; return false to stop
+     * (ESP_ECANCELLED). */
     bool (*progress)(void *user, const char *what, double fraction);
     void *progress_user;
 } esp_model_opts;
 
 typedef struct esp_model_info {
-    char name[128];         /* architecture, such as "qwen3_5" */
-    char shape[32];         /* known size ("qwen3.5-0.8b") or "custom" */
-    char weights[64];       /* formats in use, most bytes first, such as "bf16" or "affine4 g64, bf16" */
-    uint64_t n_params;      /* of the text model */
-    uint64_t weight_bytes;  /* as stored, embeddings once */
+    char name[128];        /* architecture, such as "qwen3_5" */
+    char shape[32];        /* known size ("qwen3.5-0.8b") or "custom" */
+    char weights[64];      /* formats in use, most bytes first, such as "bf16" or "affine4 g64, bf16" */
+    uint64_t n_params;     /* of the text model */
+    uint64_t weight_bytes; /* as stored, embeddings once */
     uint32_t n_layer;
-    uint32_t n_full_layer;  /* of them full attention */
+    uint32_t n_full_layer; /* of them full attention */
     uint32_t hidden;
-    uint32_t n_vocab;       /* rows of the head */
-    uint32_t n_token;       /* ids that the tokenizer defines; others are never sampled */
-    uint32_t context;       /* largest position count the model was made for */
+    uint32_t n_vocab; /* rows of the head */
+    uint32_t n_token; /* ids that the tokenizer defines; others are never sampled */
+    uint32_t context; /* largest position count the model was made for */
     bool has_template;
     bool has_mtp;
     bool has_vision;
@@ -70,10 +73,11 @@ typedef struct esp_model_info {
 } esp_model_info;
 
 /* Open a model folder (config.json, safetensors, tokenizer.json). Weights are mapped, not copied. */
-ESP_API esp_status esp_model_open(esp_model **out, const char *path, const esp_model_opts *opts, esp_error *err);
+ESP_API esp_status esp_model_open(esp_model **out, const char *path, const esp_model_opts *opts,
+                                  esp_error *err);
 /*
- * A model of a published shape ("qwen3.5-0.8b", "-2b", "-4b", "-9b", "-27b") with random weights in memory, for
- * benchmarks: format "bf16", "f32" or "affine4" etc. It has no tokenizer.
+ * A model of a published shape ("qwen3.5-0.8b", "-2b", "-4b", "-9b", "-27b") with random weights in memory,
+ * for benchmarks: format "bf16", "f32" or "affine4" etc. It has no tokenizer.
  */
 ESP_API esp_status esp_model_synthetic(esp_model **out, const char *shape, const char *format, uint64_t seed,
                                        const esp_model_opts *opts, esp_error *err);
@@ -81,61 +85,69 @@ ESP_API esp_status esp_model_synthetic(esp_model **out, const char *shape, const
 ESP_API void esp_model_close(esp_model *m);
 ESP_API void esp_model_describe(const esp_model *m, esp_model_info *out);
 
-/* ---- text --------------------------------------------------------------------------------------------------------- */
+/* ---- text
+ * ---------------------------------------------------------------------------------------------------------
+ */
 
 /*
- * Text to ids. control: whether strings such as "<|im_end|>" in text become control tokens; false keeps them text, as
- * is right for anything a user wrote. Invalid UTF-8 is replaced by U+FFFD.
+ * Text to ids. control: whether strings such as "<|im_end|>" in text become control tokens; false keeps them
+ * text, as is right for anything a user wrote. Invalid UTF-8 is replaced by U+FFFD.
  */
-ESP_API esp_status esp_tokenize(const esp_model *m, const char *text, size_t len, bool control, esp_token *out,
-                                size_t cap, size_t *n, esp_error *err);
+ESP_API esp_status esp_tokenize(const esp_model *m, const char *text, size_t len, bool control,
+                                esp_token *out, size_t cap, size_t *n, esp_error *err);
 /* Exact bytes of one token; may be part of a character. Ids without an entry have none (n = 0). */
-ESP_API esp_status esp_token_bytes(const esp_model *m, esp_token t, char *out, size_t cap, size_t *n, esp_error *err);
+ESP_API esp_status esp_token_bytes(const esp_model *m, esp_token t, char *out, size_t cap, size_t *n,
+                                   esp_error *err);
 /* Whether t ends a turn (end of message or end of text). */
 ESP_API bool esp_token_is_end(const esp_model *m, esp_token t);
 
 typedef struct esp_chat_opts {
     const char *tools_json;         /* array of tools in the OpenAI form, or NULL */
-    const char *template_args_json; /* object of extra template variables such as {"enable_thinking": true}, or NULL */
+    const char *template_args_json; /* object of extra template variables such as {"enable_thinking": true},
+                                       or NULL */
     bool no_generation_prompt;      /* do not open the assistant's turn at the end */
 } esp_chat_opts;
 /*
- * Chat messages (JSON array in the OpenAI form) through the model's template. Text: what a person may read. Ids: what
- * the model reads; control tokens come from the template alone, never from message contents.
+ * Chat messages (JSON array in the OpenAI form) through the model's template. Text: what a person may read.
+ * Ids: what the model reads; control tokens come from the template alone, never from message contents.
  */
-ESP_API esp_status esp_render_chat(const esp_model *m, const char *messages_json, const esp_chat_opts *opts, char *out,
-                                   size_t cap, size_t *n, esp_error *err);
+ESP_API esp_status esp_render_chat(const esp_model *m, const char *messages_json, const esp_chat_opts *opts,
+                                   char *out, size_t cap, size_t *n, esp_error *err);
 ESP_API esp_status esp_tokenize_chat(const esp_model *m, const char *messages_json, const esp_chat_opts *opts,
                                      esp_token *out, size_t cap, size_t *n, esp_error *err);
 
-/* ---- engines ------------------------------------------------------------------------------------------------------ */
+/* ---- engines
+ * ------------------------------------------------------------------------------------------------------ */
 
 typedef struct esp_engine_opts {
-    uint32_t context;     /* largest positions of one sequence; 0: the model's, at most 32768 */
-    uint32_t max_seqs;    /* sequences open at once, at most 1024; 0: 4 */
-    uint64_t kv_tokens;   /* positions in the page pool, over all sequences, in pages of 256; 0: context */
-    uint32_t chunk;       /* most prompt tokens in one step; 0: 512 */
-    const char *act;      /* "auto", "f32", "bf16", "int8x2", "int8": activations in products; NULL: auto */
-    const char *kv;       /* "bf16", "f32": cached keys and values; NULL: bf16 */
-    uint32_t snapshots;   /* recurrent-state snapshots kept for rewind, over all sequences; 0: 2 * max_seqs */
-    uint64_t memory_budget; /* bytes; refuse (ESP_ENOFIT, both numbers) when the plan needs more; 0: no limit */
+    uint32_t context;   /* largest positions of one sequence; 0: the model's, at most 32768 */
+    uint32_t max_seqs;  /* sequences open at once, at most 1024; 0: 4 */
+    uint64_t kv_tokens; /* positions in the page pool, over all sequences, in pages of 256; 0: context */
+    uint32_t chunk;     /* most prompt tokens in one step; 0: 512 */
+    const char *act;    /* "auto", "f32", "bf16", "int8x2", "int8": activations in products; NULL: auto */
+    const char *kv;     /* "bf16", "f32": cached keys and values; NULL: bf16 */
+    uint32_t snapshots; /* recurrent-state snapshots kept for rewind, over all sequences; 0: 2 * max_seqs */
+    uint64_t
+        memory_budget; /* bytes; refuse (ESP_ENOFIT, both numbers) when the plan needs more; 0: no limit */
 } esp_engine_opts;
 
 /* Bytes an engine will take, computed without allocating anything; esp_engine_open() uses the same plan. */
 typedef struct esp_memory_plan {
-    uint64_t weights;       /* mapped or copied */
+    uint64_t weights; /* mapped or copied */
     uint64_t kv_per_token;
-    uint64_t state_per_seq; /* recurrent state and convolution rows of one sequence */
+    uint64_t state_per_seq;      /* recurrent state and convolution rows of one sequence */
     uint64_t chunk_rows_per_seq; /* open-chunk rows of one sequence, so that rollback is truncation */
     uint64_t kv_pool;
-    uint64_t state_pool;    /* live, spare and snapshot slots */
-    uint64_t scratch;       /* activations, logits and attention partials of the largest step */
-    uint64_t fixed;         /* tokenizer, tables, program */
+    uint64_t state_pool; /* live, spare and snapshot slots */
+    uint64_t scratch;    /* activations, logits and attention partials of the largest step */
+    uint64_t fixed;      /* tokenizer, tables, program */
     uint64_t total;
 } esp_memory_plan;
-ESP_API esp_status esp_engine_plan(const esp_model *m, const esp_engine_opts *opts, esp_memory_plan *out, esp_error *err);
+ESP_API esp_status esp_engine_plan(const esp_model *m, const esp_engine_opts *opts, esp_memory_plan *out,
+                                   esp_error *err);
 
-ESP_API esp_status esp_engine_open(esp_engine **out, esp_model *m, const esp_engine_opts *opts, esp_error *err);
+ESP_API esp_status esp_engine_open(esp_engine **out, esp_model *m, const esp_engine_opts *opts,
+                                   esp_error *err);
 /* Sequences of the engine must be closed first. */
 ESP_API void esp_engine_close(esp_engine *g);
 
@@ -148,12 +160,13 @@ typedef enum esp_finish {
 
 typedef struct esp_logprob {
     esp_token token;
-    float logprob; /* natural log of its probability under the model's own distribution, before temperature and filters */
+    float logprob; /* natural log of its probability under the model's own distribution, before temperature
+                      and filters */
 } esp_logprob;
 
 typedef struct esp_event {
     esp_seq *seq;
-    esp_token token;        /* emitted token, -1 when finish alone is reported */
+    esp_token token; /* emitted token, -1 when finish alone is reported */
     esp_finish finish;
     float logprob;          /* of token; 0 unless the sequence asked for log-probabilities */
     uint32_t n_top;         /* the most likely tokens, descending, lowest id first on ties */
@@ -162,28 +175,29 @@ typedef struct esp_event {
 } esp_event;
 
 /*
- * Advance the armed sequences: one token each, and prompt tokens up to the chunk. Writes up to cap events; when cap is
- * too small the rest comes with the next call, before any new work. *n = 0 with nothing armed means idle. A failure of
- * one sequence is an event; the status reports failures of the engine itself.
+ * Advance the armed sequences: one token each, and prompt tokens up to the chunk. Writes up to cap events;
+ * when cap is too small the rest comes with the next call, before any new work. *n = 0 with nothing armed
+ * means idle. A failure of one sequence is an event; the status reports failures of the engine itself.
  */
 ESP_API esp_status esp_engine_step(esp_engine *g, esp_event *out, size_t cap, size_t *n, esp_error *err);
 
 typedef struct esp_stats {
-    uint64_t prompt_tokens;    /* run through the model as known tokens */
+    uint64_t prompt_tokens; /* run through the model as known tokens */
     uint64_t generated_tokens;
     uint64_t steps;
-    double prompt_seconds;     /* time of steps by their kind of row; mixed steps are split by rows */
+    double prompt_seconds; /* time of steps by their kind of row; mixed steps are split by rows */
     double generate_seconds;
     uint32_t pages_used, pages_total;
     uint32_t slots_used, slots_total;
 } esp_stats;
 ESP_API void esp_engine_stats(const esp_engine *g, esp_stats *out);
 
-/* ---- sequences ---------------------------------------------------------------------------------------------------- */
+/* ---- sequences
+ * ---------------------------------------------------------------------------------------------------- */
 
 typedef struct esp_logit_bias {
     esp_token token;
-    float bias; /* added to the logit; -100 or less bans the token */
+    float bias; /* added to the logit, at most 100; -100 or less bans the token. Each token at most once */
 } esp_logit_bias;
 
 typedef struct esp_sampling {
@@ -197,7 +211,7 @@ typedef struct esp_sampling {
     uint64_t seed;
     const esp_logit_bias *bias; /* copied */
     size_t n_bias;
-    bool ignore_end;          /* end tokens are emitted as any other and do not finish */
+    bool ignore_end; /* end tokens are emitted as any other and do not finish */
 } esp_sampling;
 
 typedef struct esp_seq_opts {
@@ -209,9 +223,14 @@ typedef struct esp_seq_opts {
 ESP_API esp_status esp_seq_open(esp_seq **out, esp_engine *g, const esp_seq_opts *opts, esp_error *err);
 /* Also cancels. NULL is a no-op. */
 ESP_API void esp_seq_close(esp_seq *s);
-/* Add known tokens behind the sequence; they run through the model in later steps. ESP_ENOFIT beyond the context. */
+/* Add known tokens behind the sequence; they run through the model in later steps. ESP_ENOFIT beyond the
+ * context. */
 ESP_API esp_status esp_seq_append(esp_seq *s, const esp_token *t, size_t n, esp_error *err);
-/* Arm: after the known tokens, sample up to max_new tokens. Events come from esp_engine_step(). */
+/*
+ * Arm: after the known tokens, sample up to max_new tokens. Events come from esp_engine_step(). With max_new
+ * 0 the known tokens run, all but the last, and one event with ESP_FINISH_LENGTH says so; a fork or a
+ * generation then starts at once.
+ */
 ESP_API esp_status esp_seq_generate(esp_seq *s, size_t max_new, esp_error *err);
 /* Disarm a generation; the sequence keeps the tokens emitted so far. */
 ESP_API void esp_seq_stop(esp_seq *s);
@@ -219,17 +238,18 @@ ESP_API void esp_seq_stop(esp_seq *s);
 ESP_API size_t esp_seq_length(const esp_seq *s);
 ESP_API esp_status esp_seq_tokens(const esp_seq *s, esp_token *out, size_t cap, size_t *n, esp_error *err);
 /*
- * Cut back to length tokens. State returns to the deepest snapshot at or before it; the gap is run again in later steps,
- * with the same bits as before.
+ * Cut back to length tokens. State returns to the deepest snapshot at or before it; the gap is run again in
+ * later steps, with the same bits as before.
  */
 ESP_API esp_status esp_seq_rewind(esp_seq *s, size_t length, esp_error *err);
-/* Keep a snapshot of what has run so far, so that a later rewind to or behind this point runs only what follows. */
+/* Keep a snapshot of what has run so far, so that a later rewind to or behind this point runs only what
+ * follows. */
 ESP_API esp_status esp_seq_snapshot(esp_seq *s, esp_error *err);
 /* A second sequence with the same tokens and state; memory is shared until one of them writes. */
 ESP_API esp_status esp_seq_fork(esp_seq **out, const esp_seq *s, const esp_seq_opts *opts, esp_error *err);
 /*
- * Logits at every one of n known tokens behind the sequence, which are appended: out [n][n_vocab], row i after token i.
- * Runs at once, in steps of its own; the sequence must not be armed.
+ * Logits at every one of n known tokens behind the sequence, which are appended: out [n][n_vocab], row i
+ * after token i. Runs at once, in steps of its own; the sequence must not be armed.
  */
 ESP_API esp_status esp_seq_logits(esp_seq *s, const esp_token *t, size_t n, float *out, esp_error *err);
 

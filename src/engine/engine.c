@@ -20,8 +20,9 @@ static esp_status check_budget(const struct esp_model *m, const esp_engine_opts 
     if (p.total <= o->memory_budget)
         return ESP_OK;
     return esp_fail(err, ESP_ENOFIT,
-                    "needs %" PRIu64 " bytes (weights %" PRIu64 ", KV %" PRIu64 ", state %" PRIu64 ", scratch %" PRIu64
-                    "), the budget is %" PRIu64 "; lower the context, the chunk or the number of sequences",
+                    "needs %" PRIu64 " bytes (weights %" PRIu64 ", KV %" PRIu64 ", state %" PRIu64
+                    ", scratch %" PRIu64 "), the budget is %" PRIu64
+                    "; lower the context, the chunk or the number of sequences",
                     p.total, p.weights, p.kv_pool, p.state_pool, p.scratch, o->memory_budget);
 }
 

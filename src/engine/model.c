@@ -1,5 +1,6 @@
 /*
- * Opening models: checkpoint, weights, tokenizer and template of a folder, or random weights of a published shape.
+ * Opening models: checkpoint, weights, tokenizer and template of a folder, or random weights of a published
+ * shape.
  *
  * SPDX-License-Identifier: MIT
  */
@@ -22,7 +23,8 @@ static esp_status choose_cpu(struct esp_model *m, const esp_model_opts *o, esp_e
     if (name && *name)
         ESP_TRY(esp_cpu_level_parse(&m->level, name, err));
     if (o->threads > ESP_LIMIT_THREADS)
-        return esp_fail(err, ESP_EINVAL, "%u threads, at most %u are possible", o->threads, ESP_LIMIT_THREADS);
+        return esp_fail(err, ESP_EINVAL, "%u threads, at most %u are possible", o->threads,
+                        ESP_LIMIT_THREADS);
     m->n_thread = o->threads ? o->threads : esp_core_count();
     return ESP_OK;
 }
@@ -73,8 +75,8 @@ static esp_status find_allowed(struct esp_model *m, esp_error *err)
         m->allowed = NULL;
     }
     if (esp_tokenizer_n_ids(m->tok) > n_vocab)
-        esp_log(ESP_LOG_WARNING, "the tokenizer has ids up to %u, the model only %u rows", esp_tokenizer_n_ids(m->tok) - 1,
-                n_vocab);
+        esp_log(ESP_LOG_WARNING, "the tokenizer has ids up to %u, the model only %u rows",
+                esp_tokenizer_n_ids(m->tok) - 1, n_vocab);
     return ESP_OK;
 }
 
@@ -155,7 +157,8 @@ esp_status esp_model_open(esp_model **out, const char *path, const esp_model_opt
     return ESP_OK;
 }
 
-static esp_status load_random(struct esp_model *m, const char *shape, const char *format, uint64_t seed, esp_error *err)
+static esp_status load_random(struct esp_model *m, const char *shape, const char *format, uint64_t seed,
+                              esp_error *err)
 {
     struct esp_config *c = esp_alloc(sizeof *c);
     enum esp_format_id f;

@@ -1,6 +1,6 @@
 /*
- * Options with their defaults, and the memory that follows from them. The plan computed here is the one the engine
- * allocates: fit, run and the engine itself cannot disagree.
+ * Options with their defaults, and the memory that follows from them. The plan computed here is the one the
+ * engine allocates: fit, run and the engine itself cannot disagree.
  *
  * SPDX-License-Identifier: MIT
  */
@@ -15,7 +15,7 @@ enum {
     DEFAULT_SEQS = 4,
     DEFAULT_CHUNK = 512,
     MAX_CHUNK = 8192,
-    PROGRAM_BYTES = 4 << 20 /* code, libraries and small heaps of a process, measured on x86-64 Debian 12 */
+    PROGRAM_BYTES = 6 << 20 /* code, libraries and small heaps of a process, measured on x86-64 Debian 12 */
 };
 
 static esp_status parse_act(const char *name, struct esp_plan_opts *p, esp_error *err)
@@ -43,7 +43,8 @@ static esp_status parse_kv(const char *name, enum esp_kv *kv, esp_error *err)
     return esp_fail(err, ESP_EINVAL, "kv \"%s\"; accepted: bf16, f32", name);
 }
 
-esp_status esp_engine_resolve(const struct esp_model *m, const esp_engine_opts *in, esp_engine_opts *out, esp_error *err)
+esp_status esp_engine_resolve(const struct esp_model *m, const esp_engine_opts *in, esp_engine_opts *out,
+                              esp_error *err)
 {
     uint32_t model_context = m->net->config.max_position;
     esp_engine_opts o = {0};
@@ -53,7 +54,8 @@ esp_status esp_engine_resolve(const struct esp_model *m, const esp_engine_opts *
     if (o.context == 0)
         o.context = model_context < DEFAULT_CONTEXT ? model_context : DEFAULT_CONTEXT;
     if (o.context > model_context)
-        return esp_fail(err, ESP_EINVAL, "context %u; the model was made for at most %u positions", o.context, model_context);
+        return esp_fail(err, ESP_EINVAL, "context %u; the model was made for at most %u positions", o.context,
+                        model_context);
     if (o.max_seqs == 0)
         o.max_seqs = DEFAULT_SEQS;
     if (o.max_seqs > MAX_SEQS)
@@ -68,7 +70,8 @@ esp_status esp_engine_resolve(const struct esp_model *m, const esp_engine_opts *
         o.kv_tokens = o.context;
     o.kv_tokens = (o.kv_tokens + ESP_SPAN - 1) / ESP_SPAN * ESP_SPAN;
     if (o.kv_tokens / ESP_SPAN > UINT32_MAX / 2)
-        return esp_fail(err, ESP_EINVAL, "kv_tokens %llu; at most 2^39 are possible", (unsigned long long)o.kv_tokens);
+        return esp_fail(err, ESP_EINVAL, "kv_tokens %llu; at most 2^39 are possible",
+                        (unsigned long long)o.kv_tokens);
     if (o.snapshots == 0)
         o.snapshots = 2 * o.max_seqs;
     *out = o;
@@ -104,8 +107,8 @@ static uint64_t fixed_bytes(const struct esp_model *m, const esp_engine_opts *o)
     return b;
 }
 
-static esp_status fill_plan(const struct esp_model *m, const esp_engine_opts *o, struct esp_dev *dev, esp_memory_plan *p,
-                            esp_error *err)
+static esp_status fill_plan(const struct esp_model *m, const esp_engine_opts *o, struct esp_dev *dev,
+                            esp_memory_plan *p, esp_error *err)
 {
     struct esp_engine_shape shape;
     const struct esp_layout *l = &shape.layout;
@@ -127,7 +130,8 @@ static esp_status fill_plan(const struct esp_model *m, const esp_engine_opts *o,
     return ESP_OK;
 }
 
-esp_status esp_engine_plan(const esp_model *m, const esp_engine_opts *opts, esp_memory_plan *out, esp_error *err)
+esp_status esp_engine_plan(const esp_model *m, const esp_engine_opts *opts, esp_memory_plan *out,
+                           esp_error *err)
 {
     esp_engine_opts o;
     struct esp_dev *dev;

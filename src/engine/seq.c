@@ -24,7 +24,8 @@ static struct esp_sample_params params_of(const struct esp_seq *s, struct esp_sa
     p.frequency_penalty = o->frequency_penalty;
     p.seed = o->seed;
     for (size_t i = 0; i < o->n_bias; i++)
-        bias[i] = (struct esp_sample_bias){.id = (uint32_t)o->bias[i].token, .bias = o->bias[i].bias};
+        bias[i] = (struct esp_sample_bias){.id = (uint32_t)o->bias[i].token,
+                                           .bias = o->bias[i].bias < -100 ? -100 : o->bias[i].bias};
     p.bias = bias;
     p.n_bias = o->n_bias;
     return p;
@@ -38,9 +39,11 @@ static esp_status make_sampler(struct esp_seq *s, esp_error *err)
     esp_status st;
 
     if (o->n_bias > ESP_SAMPLE_MAX_BIAS || (o->n_bias && !o->bias))
-        return esp_fail(err, ESP_EINVAL, "n_bias %zu; at most %d entries are accepted", o->n_bias, ESP_SAMPLE_MAX_BIAS);
+        return esp_fail(err, ESP_EINVAL, "n_bias %zu; at most %d entries are accepted", o->n_bias,
+                        ESP_SAMPLE_MAX_BIAS);
     if (s->opts.top_logprobs > MAX_TOP)
-        return esp_fail(err, ESP_EINVAL, "top_logprobs %u; 0 to %d are accepted", s->opts.top_logprobs, MAX_TOP);
+        return esp_fail(err, ESP_EINVAL, "top_logprobs %u; 0 to %d are accepted", s->opts.top_logprobs,
+                        MAX_TOP);
     bias = esp_alloc_array(o->n_bias, sizeof *bias);
     if (!bias)
         return esp_fail(err, ESP_ENOMEM, "sequence: out of memory");
@@ -68,7 +71,8 @@ static esp_status create(struct esp_seq **out, struct esp_engine *g, const esp_s
     esp_status st;
 
     if (g->n_seq == g->opts.max_seqs)
-        return esp_fail(err, ESP_ENOFIT, "%u sequences are open, the engine was opened for %u", g->n_seq, g->opts.max_seqs);
+        return esp_fail(err, ESP_ENOFIT, "%u sequences are open, the engine was opened for %u", g->n_seq,
+                        g->opts.max_seqs);
     s = esp_alloc(sizeof *s);
     if (!s)
         return esp_fail(err, ESP_ENOMEM, "sequence: out of memory");
@@ -145,10 +149,11 @@ static esp_status check_tokens(const struct esp_seq *s, const esp_token *t, size
         return esp_fail(err, ESP_EINVAL, "%zu tokens at no address", n);
     for (size_t i = 0; i < n; i++)
         if (t[i] < 0 || (uint32_t)t[i] >= n_vocab)
-            return esp_fail(err, ESP_EINVAL, "token %zu is %d; the vocabulary has ids 0 to %u", i, t[i], n_vocab - 1);
+            return esp_fail(err, ESP_EINVAL, "token %zu is %d; the vocabulary has ids 0 to %u", i, t[i],
+                            n_vocab - 1);
     if (n > s->engine->opts.context - s->n_token)
-        return esp_fail(err, ESP_ENOFIT, "%zu tokens after %u do not fit into the context of %u", n, s->n_token,
-                        s->engine->opts.context);
+        return esp_fail(err, ESP_ENOFIT, "%zu tokens after %u do not fit into the context of %u", n,
+                        s->n_token, s->engine->opts.context);
     return ESP_OK;
 }
 

@@ -1,6 +1,6 @@
 /*
- * One step: choose rows, run them, sample, report. Decode rows come first, prompt chunks fill the rest; since a row's
- * result does not depend on its neighbours, the mix changes speed and never text.
+ * One step: choose rows, run them, sample, report. Decode rows come first, prompt chunks fill the rest; since
+ * a row's result does not depend on its neighbours, the mix changes speed and never text.
  *
  * SPDX-License-Identifier: MIT
  */
@@ -25,7 +25,8 @@ static double now(void)
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-static struct pending_event *push_event(struct esp_engine *g, struct esp_seq *s, esp_token token, esp_finish finish)
+static struct pending_event *push_event(struct esp_engine *g, struct esp_seq *s, esp_token token,
+                                        esp_finish finish)
 {
     struct pending_event *e = &g->events[g->n_event++];
 
@@ -51,7 +52,8 @@ static uint32_t pending(const struct esp_seq *s)
     return s->n_token - esp_state_length(s->state);
 }
 
-/* Tokens of s that this step should run: with no token to emit the last known one stays for a later generation. */
+/* Tokens of s that this step should run: with no token to emit the last known one stays for a later
+ * generation. */
 static uint32_t wanted(const struct esp_seq *s)
 {
     return pending(s) - (s->n_left == 0);
@@ -132,8 +134,8 @@ static void build(struct esp_engine *g, struct step *st)
     st->batch.logits = g->logits;
 }
 
-static esp_status report_logprobs(struct esp_engine *g, struct esp_seq *s, const float *logits, struct pending_event *e,
-                                  esp_error *err)
+static esp_status report_logprobs(struct esp_engine *g, struct esp_seq *s, const float *logits,
+                                  struct pending_event *e, esp_error *err)
 {
     struct esp_sample_logprob chosen, top[MAX_TOP];
     struct esp_logprob_query q = {.id = (uint32_t)e->event.token, .n_top = s->opts.top_logprobs};
@@ -155,7 +157,8 @@ static void sample(struct esp_engine *g, struct esp_seq *s)
     struct pending_event *e;
     esp_error err;
 
-    if (esp_sampler_draw(s->sampler, logits, g->model->allowed, esp_sampler_n_generated(s->sampler), &r, &err) != ESP_OK) {
+    if (esp_sampler_draw(s->sampler, logits, g->model->allowed, esp_sampler_n_generated(s->sampler), &r,
+                         &err) != ESP_OK) {
         push_failure(g, s, &err);
         return;
     }
@@ -163,7 +166,8 @@ static void sample(struct esp_engine *g, struct esp_seq *s)
         push_event(g, s, -1, ESP_FINISH_END);
         return;
     }
-    if (s->n_token == g->opts.context) { /* the token has no place, so its text would not be part of the sequence */
+    if (s->n_token ==
+        g->opts.context) { /* the token has no place, so its text would not be part of the sequence */
         push_event(g, s, -1, ESP_FINISH_LENGTH);
         return;
     }
@@ -174,7 +178,8 @@ static void sample(struct esp_engine *g, struct esp_seq *s)
     s->tokens[s->n_token++] = (int32_t)r.id;
     s->n_left--;
     g->stats.generated_tokens++;
-    e = push_event(g, s, (esp_token)r.id, s->n_left == 0 || s->n_token == g->opts.context ? ESP_FINISH_LENGTH : ESP_FINISH_NONE);
+    e = push_event(g, s, (esp_token)r.id,
+                   s->n_left == 0 || s->n_token == g->opts.context ? ESP_FINISH_LENGTH : ESP_FINISH_NONE);
     if (s->opts.logprobs && report_logprobs(g, s, logits, e, &err) != ESP_OK) {
         g->n_event--;
         push_failure(g, s, &err);
@@ -251,8 +256,11 @@ static esp_status run_known(struct esp_seq *s, uint32_t n, float *out, esp_error
         size_t left = s->n_left;
 
         memset(&st, 0, sizeof st);
-        st.batch = (struct esp_batch){.ids = g->ids, .pos = (const int32_t(*)[3])g->pos, .seqs = g->batch_seqs,
-                                      .out_rows = g->out_rows, .logits = out};
+        st.batch = (struct esp_batch){.ids = g->ids,
+                                      .pos = (const int32_t(*)[3])g->pos,
+                                      .seqs = g->batch_seqs,
+                                      .out_rows = g->out_rows,
+                                      .logits = out};
         s->n_left = 0; /* no row of its own */
         ESP_TRY(esp_engine_begin(s, m, &g->batch_seqs[0], err));
         esp_state_commit(s->state, 0, NULL);

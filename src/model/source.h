@@ -1,6 +1,6 @@
 /*
- * Where a model's weights come from: a checkpoint folder, or random numbers for benchmarks. A model file asks by part
- * and module path and gets matrices as they are stored and vectors as f32.
+ * Where a model's weights come from: a checkpoint folder, or random numbers for benchmarks. A model file asks
+ * by part and module path and gets matrices as they are stored and vectors as f32.
  *
  * SPDX-License-Identifier: MIT
  */
@@ -14,13 +14,17 @@
 
 struct esp_source {
     void *ctx;
-    bool norms_shifted; /* stored norm weights include the +1 */
-    bool tied;          /* the head is the embedding */
-    /* Matrix of `module` ("layers.3.mlp.up_proj"): any format, exactly [n_out][n_in]. Memory stays with the source. */
+    bool norms_shifted;     /* stored norm weights of the trunk include the +1 */
+    bool mtp_norms_shifted; /* those of the MTP layer do */
+    bool has_mtp;
+    bool tied; /* the head is the embedding */
+    /* Matrix of `module` ("layers.3.mlp.up_proj"): any format, exactly [n_out][n_in]. Memory stays with the
+     * source. */
     esp_status (*matrix)(void *ctx, enum esp_part part, const char *module, uint32_t n_out, uint32_t n_in,
                          struct esp_weight *out, esp_error *err);
     /* Exactly n values of tensor `name` ("norm.weight"), whatever its shape, as f32 in stored order. */
-    esp_status (*vector)(void *ctx, enum esp_part part, const char *name, uint32_t n, float *out, esp_error *err);
+    esp_status (*vector)(void *ctx, enum esp_part part, const char *name, uint32_t n, float *out,
+                         esp_error *err);
     void (*close)(struct esp_source *s); /* frees ctx and s */
 };
 

@@ -1,6 +1,6 @@
 /*
- * Random weights for benchmarks: bytes that look like a trained model's (bf16 values around 0.02, uniform affine codes),
- * made in memory at a few GB/s by a 64-bit mixing counter. The same seed gives the same model.
+ * Random weights for benchmarks: bytes that look like a trained model's (bf16 values around 0.02, uniform
+ * affine codes), made in memory at a few GB/s by a 64-bit mixing counter. The same seed gives the same model.
  *
  * SPDX-License-Identifier: MIT
  */
@@ -114,7 +114,10 @@ static esp_status matrix(void *ctx, enum esp_part part, const char *module, uint
 {
     struct ctx *c = ctx;
     const bool trellis = esp_is_trellis(c->format);
-    struct esp_weight w = {.format = c->format, .n_out = n_out, .n_in = n_in, .axis = trellis,
+    struct esp_weight w = {.format = c->format,
+                           .n_out = n_out,
+                           .n_in = n_in,
+                           .axis = trellis,
                            .scale_type = trellis ? ESP_SCALE_F16 : ESP_SCALE_BF16};
     const struct esp_format *f = esp_format_get(c->format);
     uint8_t *p;
@@ -152,7 +155,8 @@ static esp_status matrix(void *ctx, enum esp_part part, const char *module, uint
     return ESP_OK;
 }
 
-static esp_status vector(void *ctx, enum esp_part part, const char *name, uint32_t n, float *out, esp_error *err)
+static esp_status vector(void *ctx, enum esp_part part, const char *name, uint32_t n, float *out,
+                         esp_error *err)
 {
     struct ctx *c = ctx;
 
@@ -188,7 +192,11 @@ esp_status esp_source_random(struct esp_source **out, enum esp_format_id format,
     c->format = format;
     c->group = group;
     c->counter = seed;
-    *s = (struct esp_source){.ctx = c, .norms_shifted = false, .tied = tied, .matrix = matrix, .vector = vector,
+    *s = (struct esp_source){.ctx = c,
+                             .norms_shifted = false,
+                             .tied = tied,
+                             .matrix = matrix,
+                             .vector = vector,
                              .close = close_source};
     *out = s;
     return ESP_OK;

@@ -1,6 +1,6 @@
 /*
- * Sequence state over the pools. Copy-on-write happens in begin: whatever a pass will write is owned alone before it
- * starts, so a run never fails half-way for want of memory.
+ * Sequence state over the pools. Copy-on-write happens in begin: whatever a pass will write is owned alone
+ * before it starts, so a run never fails half-way for want of memory.
  *
  * SPDX-License-Identifier: MIT
  */
@@ -196,7 +196,8 @@ esp_status esp_state_begin(struct esp_state *s, uint32_t n_tok, enum esp_pass pa
     if (n_tok == 0)
         return esp_fail(err, ESP_EINVAL, "a pass needs at least one token");
     if (n_tok > s->max_positions - s->n)
-        return esp_fail(err, ESP_ENOFIT, "%u tokens after %u: the context holds %u", n_tok, s->n, s->max_positions);
+        return esp_fail(err, ESP_ENOFIT, "%u tokens after %u: the context holds %u", n_tok, s->n,
+                        s->max_positions);
     st = own_pages(s, n_tok, err);
     if (st == ESP_OK)
         st = own_slot(s, err);
@@ -210,8 +211,12 @@ esp_status esp_state_begin(struct esp_state *s, uint32_t n_tok, enum esp_pass pa
     s->open = true;
     s->pass = pass;
     s->pass_tok = n_tok;
-    *out = (struct esp_batch_seq){.n_tok = n_tok, .n = s->n, .base = s->base, .pages = s->pages,
-                                  .slot = has_delta(s) ? s->slot : 0, .journal = s->journal};
+    *out = (struct esp_batch_seq){.n_tok = n_tok,
+                                  .n = s->n,
+                                  .base = s->base,
+                                  .pages = s->pages,
+                                  .slot = has_delta(s) ? s->slot : 0,
+                                  .journal = s->journal};
     out->slot_next = s->slot_next == NO_SLOT ? out->slot : s->slot_next;
     return ESP_OK;
 }
@@ -224,7 +229,8 @@ static uint32_t base_after(const struct esp_state *s, uint32_t n_tok)
     return n_tok ? (end - 1) / ESP_CHUNK * ESP_CHUNK : s->base;
 }
 
-/* The last three pre-convolution rows of [old rows, journal rows 0..n_keep) into slot `to`, for every layer. */
+/* The last three pre-convolution rows of [old rows, journal rows 0..n_keep) into slot `to`, for every layer.
+ */
 static esp_status commit_conv(struct esp_state *s, uint32_t n_keep, uint32_t to, esp_error *err)
 {
     const struct esp_pools *m = &s->pools->mem;

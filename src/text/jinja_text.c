@@ -228,36 +228,30 @@ static esp_status endswith(struct esp_jvm *vm, const struct esp_jcall *c, struct
     return affix(vm, c, true, out);
 }
 
-static esp_status find(struct esp_jvm *vm, const struct esp_jcall *c, struct esp_jv *out)
+static esp_status find_any(struct esp_jvm *vm, const struct esp_jcall *c, bool last, struct esp_jv *out)
 {
-    const struct esp_jstr *x;
-    struct esp_jstr before;
-    size_t at;
+    const struct esp_jstr *x, *s = c->self.u.s;
+    size_t found = s->len + 1;
 
     ESP_TRY(need_str(vm, c, 0, &x));
-    ESP_TRY(esp_jvm_charge(vm, c->self.u.s->len / 64));
-    at = find_in(c->self.u.s, 0, x);
-    before = (struct esp_jstr){.p = c->self.u.s->p, .len = at};
-    *out = esp_jv_int(at > c->self.u.s->len ? -1 : (int64_t)esp_jstr_chars(&before));
+    ESP_TRY(esp_jvm_charge(vm, s->len / 64));
+    for (size_t at = find_in(s, 0, x); at <= s->len; at = last ? find_in(s, at + 1, x) : s->len + 1) {
+        ESP_TRY(esp_jvm_charge(vm, 1));
+        found = at;
+    }
+    *out = esp_jv_int(found > s->len ? -1
+                                     : (int64_t)esp_jstr_chars(&(struct esp_jstr){.p = s->p, .len = found}));
     return ESP_OK;
+}
+
+static esp_status find(struct esp_jvm *vm, const struct esp_jcall *c, struct esp_jv *out)
+{
+    return find_any(vm, c, false, out);
 }
 
 static esp_status rfind(struct esp_jvm *vm, const struct esp_jcall *c, struct esp_jv *out)
 {
-    const struct esp_jstr *x, *s = c->self.u.s;
-
-    ESP_TRY(need_str(vm, c, 0, &x));
-    ESP_TRY(esp_jvm_charge(vm, s->len));
-    *out = esp_jv_int(-1);
-    for (size_t at = s->len + 1; at-- > 0;) {
-        struct esp_jstr before = {.p = s->p, .len = at};
-
-        if (s->len - at < x->len || memcmp(s->p + at, x->p, x->len) != 0)
-            continue;
-        *out = esp_jv_int((int64_t)esp_jstr_chars(&before));
-        break;
-    }
-    return ESP_OK;
+    return find_any(vm, c, true, out);
 }
 
 static esp_status count(struct esp_jvm *vm, const struct esp_jcall *c, struct esp_jv *out)
@@ -267,12 +261,9 @@ static esp_status count(struct esp_jvm *vm, const struct esp_jcall *c, struct es
 
     ESP_TRY(need_str(vm, c, 0, &x));
     ESP_TRY(esp_jvm_charge(vm, s->len / 16));
-    if (x->len == 0)
-        n = (int64_t)esp_jstr_chars(s) + 1;
-    else
-        for (size_t at = find_in(s, 0, x); at <= s->len; at = find_in(s, at + x->len, x))
-            n++;
-    *out = esp_jv_int(n);
+    for (size_t at = find_in(s, 0, x); x->len && at <= s->len; at = find_in(s, at + x->len, x))
+        n++;
+    *out = esp_jv_int(x->len ? n : (int64_t)esp_jstr_chars(s) + 1);
     return ESP_OK;
 }
 
@@ -544,8 +535,10 @@ static esp_status indent(struct esp_jvm *vm, const struct esp_jcall *c, struct e
 
     if (!b)
         return vm->status;
+    if (c->self.kind != ESP_JSTR)
+        return esp_jvm_fail(vm, ESP_EINVAL, "indent needs a string, not %s", esp_jv_type(&c->self));
     ESP_TRY(indent_text(vm, c, &pad));
-    ESP_TRY(esp_jv_str(vm, &c->self, &s));
+    s = c->self;
     ESP_TRY(esp_jvm_charge(vm, s.u.s->len / 16));
     for (bool more = true; more; from = end + n) {
         for (end = from; end < s.u.s->len && line_end(s.u.s, end) == 0;)
