@@ -51,6 +51,8 @@ typedef struct esp_model_opts {
      * (ESP_ECANCELLED). */
     bool (*progress)(void *user, const char *what, double fraction);
     void *progress_user;
+    bool shape_only; /* esp_model_synthetic: take no memory for weights; the model can be described and
+                        planned for, but not run */
 } esp_model_opts;
 
 typedef struct esp_model_info {
