@@ -18,6 +18,7 @@ enum {
     DEFAULT_EVERY = 4096,
     DEFAULT_PER_PATH = 16,
     MAX_CHUNK = 8192,
+    MAX_RANK = 1024,
     CACHE_NODE_BYTES = 256,
     PROGRAM_BYTES = 6 << 20 /* code, libraries and small heaps of a process, measured on x86-64 Debian 12 */
 };
@@ -105,6 +106,8 @@ esp_status esp_engine_resolve(const struct esp_model *m, const esp_engine_opts *
         return esp_fail(err, ESP_EINVAL, "max_seqs %u; 1 to %d are possible", o.max_seqs, MAX_SEQS);
     if (o.chunk == 0)
         o.chunk = DEFAULT_CHUNK;
+    if (o.max_rank > MAX_RANK)
+        return esp_fail(err, ESP_EINVAL, "max_rank %u; 0 to %d are possible", o.max_rank, MAX_RANK);
     if (o.chunk > MAX_CHUNK)
         return esp_fail(err, ESP_EINVAL, "chunk %u; 1 to %d are possible", o.chunk, MAX_CHUNK);
     if (o.chunk < o.max_seqs)
@@ -137,6 +140,7 @@ esp_status esp_engine_shape(const struct esp_model *m, const esp_engine_opts *o,
             (o->admission == ESP_ADMISSION_OPEN ? o->max_seqs : o->rows) + o->snapshots + o->checkpoints;
     ESP_TRY(parse_act(o->act, &out->plan, err));
     out->plan.max_tok = o->chunk;
+    out->plan.max_rank = o->max_rank;
     out->plan.max_out = o->chunk;
     out->plan.max_seq = o->rows;
     out->plan.context = o->context;

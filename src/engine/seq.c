@@ -85,10 +85,12 @@ static esp_status create(struct esp_seq **out, struct esp_engine *g, const esp_s
     s->engine = g;
     if (o)
         s->opts = *o;
-    s->ns = esp_cache_namespace(&g->identity, &s->opts);
     s->used = ++g->n_use;
     s->tokens = esp_alloc_array(g->opts.context, sizeof *s->tokens);
     st = s->tokens ? make_sampler(s, err) : esp_fail(err, ESP_ENOMEM, "sequence: out of memory");
+    if (st == ESP_OK)
+        st = esp_seq_lora_resolve(g, &s->opts, &s->lora, err);
+    s->ns = esp_cache_namespace(&g->identity, &s->opts, s->lora.key);
     if (st != ESP_OK) {
         esp_sampler_destroy(s->sampler);
         esp_free(s->tokens);
@@ -230,6 +232,7 @@ esp_status esp_seq_snapshot(esp_seq *s, esp_error *err)
 
 esp_status esp_seq_fork(esp_seq **out, const esp_seq *s, const esp_seq_opts *opts, esp_error *err)
 {
+    esp_seq_opts o = {0};
     struct esp_seq *f;
     esp_status st;
 
@@ -237,7 +240,11 @@ esp_status esp_seq_fork(esp_seq **out, const esp_seq *s, const esp_seq_opts *opt
         return esp_fail(err, ESP_EINVAL, "esp_seq_fork needs a place for the sequence");
     if (s->armed)
         return esp_fail(err, ESP_ESTATE, "the sequence is generating; stop it before forking");
-    ESP_TRY(create(&f, s->engine, opts, err));
+    if (opts)
+        o = *opts;
+    memcpy(o.adapters, s->opts.adapters, sizeof o.adapters); /* its state is under them */
+    o.n_adapters = s->opts.n_adapters;
+    ESP_TRY(create(&f, s->engine, &o, err));
     st = esp_state_fork(&f->state, s->state, err);
     if (st == ESP_OK) /* to the fork all of it is prompt: its penalties on generated tokens start anew */
         st = esp_sampler_push_prompt(f->sampler, (const uint32_t *)s->tokens, s->n_token, err);

@@ -64,6 +64,9 @@ static void add_row(struct esp_engine *g, struct step *st, struct esp_seq *s, ui
         return;
     }
     row->tok0 = b->n_tok;
+    row->n_lora = s->lora.n;
+    memcpy(row->lora, s->lora.set, sizeof row->lora);
+    memcpy(row->lora_scale, s->lora.scale, sizeof row->lora_scale);
     for (uint32_t i = 0; i < n; i++) {
         g->ids[b->n_tok + i] = s->tokens[at + i];
         for (int axis = 0; axis < 3; axis++)

@@ -50,8 +50,7 @@ struct model {
     struct mtp mtp;
 };
 
-/* ---- weights
- * ------------------------------------------------------------------------------------------------------ */
+/* ---- weights ---- */
 
 static void bind_attention(struct esp_binder *b, struct attention *a, const struct esp_config *c)
 {
@@ -141,8 +140,7 @@ static esp_status bind_model(struct model *m, const struct esp_source *src, esp_
     return b.status;
 }
 
-/* ---- forward pass
- * ------------------------------------------------------------------------------------------------- */
+/* ---- forward pass ---- */
 
 static esp_val record_attention(struct esp_tape *t, const struct model *m, const struct attention *a,
                                 uint32_t layer, esp_val u)

@@ -165,8 +165,7 @@ void esp_session_close(struct esp_session *s)
     memset(s, 0, sizeof *s);
 }
 
-/* ---- sampling -------------------------------------------------------------------------------------------
- */
+/* ---- sampling ---- */
 
 static float pick(const struct esp_opt_value *flag, float models, float built_in)
 {
@@ -231,8 +230,7 @@ esp_status esp_session_template_args(const struct esp_options *opt, json_t **out
     return args ? ESP_OK : esp_fail(err, ESP_ENOMEM, "no memory for template arguments");
 }
 
-/* ---- text -----------------------------------------------------------------------------------------------
- */
+/* ---- text ---- */
 
 /* Hand p over when it was filled, else free it. */
 static esp_status keep_or_free(void **out, void *p, esp_status s)

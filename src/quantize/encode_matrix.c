@@ -168,8 +168,7 @@ static void report(struct matrix_run *r, uint32_t tid, uint64_t n_weight)
         r->cancelled = 1;
 }
 
-/* ---- axis 1: lines are outputs
- * ------------------------------------------------------------------------------------ */
+/* ---- axis 1: lines are outputs ---- */
 
 /* |r C|^2 of n_row lines of residuals over the inputs from i0 on; uses t up. */
 static double loss_of_rows(const struct matrix_run *r, float *t, uint32_t n_row, size_t i0)
@@ -220,8 +219,7 @@ static void unit_of_rows(struct matrix_run *r, uint32_t tid, uint32_t unit)
     }
 }
 
-/* ---- axis 0: lines are inputs, 256 outputs long
- * ------------------------------------------------------------------- */
+/* ---- axis 0: lines are inputs, 256 outputs long ---- */
 
 /* |C^T r|^2 of a group of n inputs; uses t up. */
 static double loss_of_inputs(const struct matrix_run *r, float *t, size_t n, size_t i0)
@@ -295,8 +293,7 @@ static void unit_of_columns(struct matrix_run *r, uint32_t tid, uint32_t unit)
     }
 }
 
-/* ---- the whole
- * ---------------------------------------------------------------------------------------------------- */
+/* ---- the whole ---- */
 
 static void run_units(void *arg, uint32_t tid, uint32_t n_thread)
 {

@@ -74,8 +74,7 @@ static esp_status get_bool(const json_t *o, const char *key, bool fallback, bool
     return ESP_OK;
 }
 
-/* ---- normalizer
- * --------------------------------------------------------------------------------------------------- */
+/* ---- normalizer ---- */
 
 /* Normal forms one after the other are one: composed as the last one says, compatible if any is. */
 static esp_status add_form(enum esp_tok_form *form, const char *type, esp_error *err)
@@ -115,8 +114,7 @@ static esp_status load_normalizer(struct esp_tokenizer *t, const json_t *part, e
     return ESP_OK;
 }
 
-/* ---- pre-tokenizer
- * ------------------------------------------------------------------------------------------------ */
+/* ---- pre-tokenizer ---- */
 
 static esp_status load_split(struct esp_tokenizer *t, const json_t *part, esp_error *err)
 {
@@ -197,8 +195,7 @@ static esp_status check_byte_level(const json_t *part, const char *what, const c
     return ESP_OK;
 }
 
-/* ---- model
- * -------------------------------------------------------------------------------------------------------- */
+/* ---- model ---- */
 
 static esp_status check_empty(const json_t *model, const char *key, esp_error *err)
 {
@@ -228,8 +225,7 @@ static esp_status load_model(struct esp_tokenizer *t, const json_t *model, const
     return esp_tok_scan_merges(scan, &t->bpe, err);
 }
 
-/* ---- added tokens
- * ------------------------------------------------------------------------------------------------- */
+/* ---- added tokens ---- */
 
 static esp_status added_flags(const json_t *o, unsigned *flags, esp_error *err)
 {
@@ -337,8 +333,7 @@ static esp_status load_decoder_tokens(struct esp_tokenizer *t, const json_t *roo
     return ESP_OK;
 }
 
-/* ---- the file
- * ----------------------------------------------------------------------------------------------------- */
+/* ---- the file ---- */
 
 static esp_status load_parts(struct esp_tokenizer *t, const json_t *root, const struct esp_tok_scan *scan,
                              esp_error *err)
