@@ -172,7 +172,7 @@ static const char *copy_with(const char *cmd)
     static char dir[256], line[1024];
 
     snprintf(dir, sizeof dir, "%s/m", test_tmpdir());
-    snprintf(line, sizeof line, "cp -r %s %s && cd %s && %s", M, dir, dir, cmd);
+    snprintf(line, sizeof line, "rm -rf %s && cp -r %s %s && cd %s && %s", dir, M, dir, dir, cmd);
     assert_int_equal(system(line), 0);
     return dir;
 }
@@ -197,6 +197,29 @@ static void test_damage(void **state)
     r = RUN(NULL, P, "run", copy_with("rm tokenizer.json"), "hi");
     run_code(&r, 3);
     run_silent(&r);
+    run_free(&r);
+    r = RUN(NULL, P, "run", copy_with("rm tokenizer.json && ln -s tokenizer.json tokenizer.json"), "hi");
+    run_code(&r, 3);
+    run_says(&r, "m/tokenizer.json");
+    run_free(&r);
+    r = RUN(NULL, P, "run", copy_with("echo '{' >tokenizer_config.json"), "hi");
+    run_code(&r, 3);
+    run_says(&r, "m/tokenizer_config.json: invalid JSON");
+    run_free(&r);
+    /* every weight of a shard NaN: found while binding the norms */
+    r = RUN(
+        NULL, P, "run",
+        copy_with(
+            "size=$(stat -c %s model-00002-of-00002.safetensors); "
+            "yes | tr 'y\\n' '\\377\\177' | head -c 7000000 | dd of=model-00002-of-00002.safetensors bs=1M "
+            "iflag=fullblock oflag=seek_bytes seek=$((size - 7000000)) conv=notrunc 2>/dev/null"),
+        "hi");
+    run_code(&r, 3);
+    run_says(&r, "is not finite");
+    run_free(&r);
+    r = RUN(NULL, P, "run", copy_with("echo >chat_template.jinja"), "hi");
+    run_code(&r, 3);
+    run_says(&r, "no tokens");
     run_free(&r);
     r = RUN(NULL, P, "run", copy_with("echo '{' >config.json"), "hi", "--json");
     run_code(&r, 3);
