@@ -227,6 +227,25 @@ static void test_damage(void **state)
     run_free(&r);
 }
 
+/* "do_sample": false is the model's wish to be greedy; a flag still wins. */
+static void test_models_defaults(void **state)
+{
+    const char *dir =
+        copy_with("echo '{\"do_sample\": false, \"temperature\": 1.5}' >generation_config.json");
+    struct run a = RUN(NULL, P, "generate", dir, "-p", "Once upon a time", "-n", "24", "-s", "1"),
+               b = RUN(NULL, P, "generate", M, "-p", "Once upon a time", "-n", "24", "--temperature", "0"),
+               c = RUN(NULL, P, "generate", dir, "-p", "Once upon a time", "-n", "24", "-s", "1", "--temp",
+                       "5");
+
+    (void)state;
+    run_code(&a, 0);
+    assert_string_equal(a.out, b.out);
+    assert_string_not_equal(a.out, c.out);
+    run_free(&a);
+    run_free(&b);
+    run_free(&c);
+}
+
 static void test_fit_is_enough(void **state)
 {
     struct run r = RUN(NULL, P, "fit", M, "--json", "--ctx", "2048");
@@ -267,11 +286,11 @@ static void test_bench_synthetic(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_answers),         cmocka_unit_test(test_greedy),
-        cmocka_unit_test(test_tokens),          cmocka_unit_test(test_round_trip),
-        cmocka_unit_test(test_perplexity),      cmocka_unit_test(test_inspect),
-        cmocka_unit_test(test_damage),          cmocka_unit_test(test_fit_is_enough),
-        cmocka_unit_test(test_bench_synthetic),
+        cmocka_unit_test(test_answers),       cmocka_unit_test(test_greedy),
+        cmocka_unit_test(test_tokens),        cmocka_unit_test(test_round_trip),
+        cmocka_unit_test(test_perplexity),    cmocka_unit_test(test_inspect),
+        cmocka_unit_test(test_damage),        cmocka_unit_test(test_models_defaults),
+        cmocka_unit_test(test_fit_is_enough), cmocka_unit_test(test_bench_synthetic),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
