@@ -69,7 +69,8 @@ typedef struct esp_model_info {
     bool has_template;
     bool has_mtp;
     bool has_vision;
-    float temperature, top_p, min_p; /* generation defaults of the model; negative: none given */
+    float temperature, top_p, min_p; /* generation defaults of the model; negative: none given; temperature 0
+                                        also when the model asks not to sample */
     int32_t top_k;                   /* -1: none given */
 } esp_model_info;
 

@@ -249,6 +249,8 @@ void esp_model_describe(const esp_model *m, esp_model_info *out)
     out->has_mtp = c->n_mtp_layer > 0;
     out->has_vision = c->vision.present;
     out->temperature = g->has_temperature ? (float)g->temperature : -1;
+    if (g->has_do_sample && !g->do_sample)
+        out->temperature = 0;
     out->top_p = g->has_top_p ? (float)g->top_p : -1;
     out->min_p = g->has_min_p ? (float)g->min_p : -1;
     out->top_k = g->has_top_k ? (int32_t)g->top_k : -1;

@@ -123,6 +123,9 @@ esp_status esp_session_open(struct esp_session *s, const struct esp_options *opt
         status = esp_model_open(&s->model, s->path, &mo, err);
     }
     esp_progress_end(&s->progress);
+    if (status == ESP_ENUMERIC ||
+        status == ESP_EIO) /* of a file: the model is bad, nothing failed while running */
+        status = status == ESP_EIO ? ESP_ENOTFOUND : ESP_EFORMAT;
     if (status == ESP_OK)
         esp_model_describe(s->model, &s->info);
     return status;

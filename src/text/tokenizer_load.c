@@ -8,6 +8,7 @@
  */
 #include "text/tokenizer.h"
 
+#include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
 
@@ -370,12 +371,15 @@ static esp_status load_json(struct esp_tokenizer *t, const char *json, size_t le
     return s == ESP_OK ? s : esp_fail_in(err, s, "%s", name);
 }
 
-static esp_status load_config(struct esp_tokenizer *t, const char *json, size_t len, esp_error *err)
+static esp_status load_config(struct esp_tokenizer *t, const char *json, size_t len, const char *beside,
+                              esp_error *err)
 {
-    static const char name[] = "tokenizer_config.json";
+    const char *slash = strrchr(beside, '/');
+    char name[ESP_ERROR_MESSAGE_BYTES / 2];
     json_t *root;
     esp_status s;
 
+    snprintf(name, sizeof name, "%.*stokenizer_config.json", slash ? (int)(slash - beside) + 1 : 0, beside);
     ESP_TRY(esp_json_parse(&root, json, len, name, ESP_JSON_NO_DUPLICATES, err));
     s = load_decoder_tokens(t, root, err);
     json_decref(root);
@@ -396,7 +400,7 @@ esp_status esp_tokenizer_parse(struct esp_tokenizer **out, const char *json, siz
         return esp_fail(err, ESP_ENOMEM, "%s: no memory for a tokenizer", name);
     s = load_json(t, json, len, name, err);
     if (s == ESP_OK && config)
-        s = load_config(t, config, config_len, err);
+        s = load_config(t, config, config_len, name, err);
     if (s == ESP_OK)
         s = esp_added_finish(&t->added, t->form, err);
     if (s != ESP_OK) {
