@@ -130,6 +130,7 @@ static esp_val record_attention(struct esp_tape *t, const struct model *m, const
     t_kv_append(t, k, v, layer);
     o = t_attend(t, q, layer, c->n_head);
     o = t_head_gate(t, o, qg, c->n_head, 2 * hd);
+    t_name(t, o, "o_proj_in.", layer, "");
     return t_linear(t, o, a->o);
 }
 
@@ -145,15 +146,18 @@ static esp_val record_delta(struct esp_tape *t, const struct model *m, const str
     esp_val o = t_delta(t, qkv, gates, layer, c->lin_v_head, c->lin_v_dim);
 
     o = t_gated_norm(t, o, z, d->norm, (float)c->rms_eps, c->lin_v_head);
+    t_name(t, o, "out_proj_in.", layer, "");
     return t_linear(t, o, d->out);
 }
 
-static esp_val record_mlp(struct esp_tape *t, const struct layer *w, esp_val u)
+static esp_val record_mlp(struct esp_tape *t, const struct layer *w, uint32_t layer, esp_val u)
 {
     esp_val gate = t_linear(t, u, w->gate);
     esp_val up = t_linear(t, u, w->up);
+    esp_val h = t_swiglu(t, gate, up);
 
-    return t_linear(t, t_swiglu(t, gate, up), w->down);
+    t_name(t, h, "down_in.", layer, "");
+    return t_linear(t, h, w->down);
 }
 
 static void record(struct esp_tape *t, const struct model *m)
@@ -171,8 +175,9 @@ static void record(struct esp_tape *t, const struct model *m)
                                     : record_delta(t, m, &w->delta, n_delta++, u);
 
         x = t_add(t, x, mix);
+        t_name(t, x, "mid.", i, "");
         u = t_rmsnorm(t, x, w->norm_mlp, eps);
-        x = t_add(t, x, record_mlp(t, w, u));
+        x = t_add(t, x, record_mlp(t, w, i, u));
         t_name(t, x, "hidden.", i + 1, ""); /* before the final norm, for the last layer too */
     }
     x = t_rmsnorm(t, t_gather(t, x), m->norm, eps);
