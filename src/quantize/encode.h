@@ -27,7 +27,8 @@ struct esp_encoder;
 
 /* How the state that a block starts and ends in is found, and what costs are counted in. */
 enum esp_search {
-    ESP_SEARCH_WINDOW, /* a free search over 64 weights on both sides of the wrap: 1.5 passes, the default */
+    ESP_SEARCH_WINDOW, /* a free search over 64 weights (96 for k <= 2) on both sides of the wrap: 1.5 passes
+                        */
     ESP_SEARCH_TWO_PASS, /* a free search over the whole block, rotated by half: 2 passes, 0.04-0.1 % less
                             error */
     ESP_SEARCH_F32,      /* two passes, scalar, costs in f32: the reference to measure the others against */
@@ -56,9 +57,9 @@ struct esp_encode_rows {
 
 /*
  * Encode rows on all threads of the pool. Within each block the path obeys s[t+1] = (s[t] << k | b) & 4095,
- * also from t = 255 to t = 0. Targets beyond +-3.46 (the code itself ends at -3.03 and 3.07) count as +-3.46.
- * Errors: ESP_EINVAL for shapes; ESP_ENUMERIC for a non-finite target, naming row and column. Error  mean
- * squared error within 0.15 % of an exact two-pass search for N(0,1).
+ * also from t = 255 to t = 0. Targets beyond +-13.86 (+-3.46 for k >= 5; the code itself ends at -3.03
+ * and 3.07) count as that. Errors: ESP_EINVAL for shapes; ESP_ENUMERIC for a non-finite target, naming row
+ * and column. Error  mean squared error within 0.1 % of an f32 two-pass search for N(0,1).
  */
 esp_status esp_encode_rows(struct esp_encoder *e, const struct esp_encode_rows *job, esp_error *err);
 

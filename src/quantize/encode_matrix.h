@@ -47,7 +47,8 @@ struct esp_trellis_job {
     uint32_t n_out, n_in;        /* the coded one of the two is a multiple of 256 */
     const struct esp_ldlq *ldlq; /* factor of the inputs' second moments, n == n_in; NULL: no feedback */
     struct esp_trellis_opts opts;
-    uint32_t *codes;  /* [rows][cols * k / 32], rows and cols of the stored matrix */
+    uint8_t *codes;   /* [rows][cols * k / 8] bytes: stored matrix, blocks in order, as doc/formats/trellis.md
+                         has them */
     uint16_t *scales; /* [rows] f16 */
 };
 

@@ -15,6 +15,7 @@
 
 #include "formats/affine.h"
 #include "formats/format.h"
+#include "formats/trellis.h"
 
 struct shape {
     uint32_t n_in, group;
@@ -438,7 +439,7 @@ void kc_linear(struct kc *kc)
             const struct esp_linear *below = kc->below ? &kc->below->linear[f][a] : NULL;
             const bool same = below && l->prepare == below->prepare;
 
-            if (esp_act_resolve(j.format, j.act) != j.act)
+            if (esp_is_trellis(j.format) || esp_act_resolve(j.format, j.act) != j.act)
                 continue;
             if (!kc_entry(kc, (kc_fn)l->product, same ? (kc_fn)below->product : NULL, "linear.%s.%s",
                           esp_format_get(j.format)->name, esp_act_name(j.act)))
