@@ -1,6 +1,7 @@
 /*
- * Signs, Walsh butterflies, and for the odd part of the order a dense core: Paley's construction of order 12 and 20,
- * whose entries are quadratic residues modulo 11 and 19. Source: R. Paley, "On orthogonal matrices", 1933.
+ * Signs, Walsh butterflies, and for the odd part of the order a dense core: Paley's construction of order 12
+ * and 20, whose entries are quadratic residues modulo 11 and 19. Source: R. Paley, "On orthogonal matrices",
+ * 1933.
  *
  * SPDX-License-Identifier: MIT
  */
@@ -64,7 +65,8 @@ esp_status esp_basis_open(struct esp_basis *b, uint32_t n, uint64_t seed, esp_er
     b->core = core_of(n);
     if (!b->core)
         return esp_fail(err, ESP_EUNSUPPORTED,
-                        "no Hadamard matrix of order %u is built in; orders are 2^m, 12 * 2^m and 20 * 2^m", n);
+                        "no Hadamard matrix of order %u is built in; orders are 2^m, 12 * 2^m and 20 * 2^m",
+                        n);
     b->n = n;
     b->sign = esp_alloc_array(n, sizeof *b->sign);
     b->tmp = esp_alloc_array(n, sizeof *b->tmp);

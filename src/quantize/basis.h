@@ -1,7 +1,8 @@
 /*
- * An orthogonal change of basis of the residual stream, Q = diag(signs) * H / sqrt(n), with H a Hadamard matrix of order
- * 2^m, 12 * 2^m or 20 * 2^m. It spreads outlying channels over all of them, which is what low-bit codes want. RMS norms
- * without gain commute with it, so a model whose norm gains are folded away computes the same numbers in either basis.
+ * An orthogonal change of basis of the residual stream, Q = diag(signs) * H / sqrt(n), with H a Hadamard
+ * matrix of order 2^m, 12 * 2^m or 20 * 2^m. It spreads outlying channels over all of them, which is what
+ * low-bit codes want. RMS norms without gain commute with it, so a model whose norm gains are folded away
+ * computes the same numbers in either basis.
  *
  * SPDX-License-Identifier: MIT
  */

@@ -1,6 +1,7 @@
 /*
- * See hessian.h. The outer products go through the kernel table's f32 product (rows of XT times rows of XT), because
- * that is the fastest exact product here and its results do not depend on threads; sums over passes are in double.
+ * See hessian.h. The outer products go through the kernel table's f32 product (rows of XT times rows of XT),
+ * because that is the fastest exact product here and its results do not depend on threads; sums over passes
+ * are in double.
  *
  * SPDX-License-Identifier: MIT
  */
@@ -130,7 +131,8 @@ static void add_tiles(void *arg, uint32_t tid, uint32_t n_thread)
     for (uint32_t t = esp_task_next(&m->next); t < n_tile; t = esp_task_next(&m->next)) {
         const uint32_t r0 = t * TILE, rows = n - r0 < TILE ? n - r0 : TILE;
 
-        m->kernels.linear[ESP_FORMAT_F32][ESP_ACT_F32].product(&w, m->xt + (size_t)r0 * m->n_row, rows, r0, n, tile, n);
+        m->kernels.linear[ESP_FORMAT_F32][ESP_ACT_F32].product(&w, m->xt + (size_t)r0 * m->n_row, rows, r0, n,
+                                                               tile, n);
         for (uint32_t r = 0; r < rows; r++)
             for (uint32_t j = r0 + r; j < n; j++)
                 s->h[(size_t)(r0 + r) * n + j] += tile[(size_t)r * n + j];
@@ -194,7 +196,8 @@ static esp_status list_sites(struct measure *m, esp_error *err)
 
             if (!path)
                 return esp_fail(err, ESP_ENOMEM, "calibration: out of memory");
-            *s = (struct site){.layer = l, .site = (enum esp_site)k, .n = esp_site_width(c, l, (enum esp_site)k)};
+            *s = (struct site){
+                .layer = l, .site = (enum esp_site)k, .n = esp_site_width(c, l, (enum esp_site)k)};
             site_tap(s, c, n_attn, n_delta);
             m->widest = s->n > m->widest ? s->n : m->widest;
             m->n_site += !esp_file_exists(path);
@@ -234,7 +237,8 @@ static esp_status run_pass(struct measure *m, uint32_t first, uint32_t end, esp_
     char item[96];
     esp_status s = ESP_OK;
 
-    snprintf(item, sizeof item, "inputs %u to %u of %u, layer %u on", first + 1, end, m->n_site, m->sites[first].layer);
+    snprintf(item, sizeof item, "inputs %u to %u of %u, layer %u on", first + 1, end, m->n_site,
+             m->sites[first].layer);
     for (uint32_t i = 0; s == ESP_OK && i < t->n; i++) {
         s = esp_progress_tell(m->job->progress, "calibrating", item, t->start[i], total, err);
         if (s == ESP_OK)
@@ -269,7 +273,8 @@ esp_status esp_hessian_measure(const struct esp_hessian_job *job, esp_error *err
     for (uint32_t first = 0, end; s == ESP_OK && first < m.n_site; first = end) {
         end = begin_pass(&m, first);
         s = end > first ? run_pass(&m, first, end, err)
-                        : esp_fail(err, ESP_ENOMEM, "calibration: no memory for a matrix of %u squared", m.sites[first].n);
+                        : esp_fail(err, ESP_ENOMEM, "calibration: no memory for a matrix of %u squared",
+                                   m.sites[first].n);
     }
     esp_free_aligned(m.xt);
     esp_free_aligned(m.tile);

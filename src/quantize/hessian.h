@@ -1,8 +1,9 @@
 /*
- * Second moments H = E[x xT] of the inputs of every matrix of a layer, measured by running a text through the unquantized
- * model. Inputs behind a norm are taken before its gain: gains and bases are applied to H afterwards, so one measurement
- * serves every basis. Sites are measured in as many passes over the text as the memory budget asks for; each pass ends
- * with files in the work folder, which is where an interrupted calibration goes on.
+ * Second moments H = E[x xT] of the inputs of every matrix of a layer, measured by running a text through the
+ * unquantized model. Inputs behind a norm are taken before its gain: gains and bases are applied to H
+ * afterwards, so one measurement serves every basis. Sites are measured in as many passes over the text as
+ * the memory budget asks for; each pass ends with files in the work folder, which is where an interrupted
+ * calibration goes on.
  *
  * SPDX-License-Identifier: MIT
  */
@@ -15,10 +16,10 @@
 
 /* The four places of a layer where matrices read. */
 enum esp_site {
-    ESP_SITE_MIXER,   /* normalized residual into q k v or in_proj_* */
-    ESP_SITE_OUT,     /* input of o_proj or out_proj */
-    ESP_SITE_MLP,     /* normalized residual into gate and up */
-    ESP_SITE_DOWN,    /* input of down_proj */
+    ESP_SITE_MIXER, /* normalized residual into q k v or in_proj_* */
+    ESP_SITE_OUT,   /* input of o_proj or out_proj */
+    ESP_SITE_MLP,   /* normalized residual into gate and up */
+    ESP_SITE_DOWN,  /* input of down_proj */
     ESP_SITE_COUNT
 };
 
@@ -33,8 +34,8 @@ void esp_token_lists_free(struct esp_token_lists *t);
 struct esp_hessian_job {
     const struct esp_runner *runner; /* over the source */
     const struct esp_token_lists *text;
-    const char *folder;  /* site files go here: hessian-LAYER-SITE.f32 */
-    size_t budget;       /* bytes of accumulators at once; one site is always taken */
+    const char *folder; /* site files go here: hessian-LAYER-SITE.f32 */
+    size_t budget;      /* bytes of accumulators at once; one site is always taken */
     uint32_t threads;
     enum esp_cpu_level level;
     const struct esp_progress_to *progress;

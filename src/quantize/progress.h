@@ -16,8 +16,8 @@ struct esp_progress_to {
     void *user;
 };
 
-static inline esp_status esp_progress_tell(const struct esp_progress_to *p, const char *what, const char *item,
-                                           double done, double total, esp_error *err)
+static inline esp_status esp_progress_tell(const struct esp_progress_to *p, const char *what,
+                                           const char *item, double done, double total, esp_error *err)
 {
     if (p && p->fn && !p->fn(p->user, what, item, done, total))
         return esp_fail(err, ESP_ECANCELLED, "%s: stopped at %s", what, item);

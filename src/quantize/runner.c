@@ -12,9 +12,11 @@
 
 enum { DEFAULT_PASS = 512 };
 
-esp_status esp_runner_open(struct esp_runner *r, struct esp_net *net, const struct esp_runner_opts *o, esp_error *err)
+esp_status esp_runner_open(struct esp_runner *r, struct esp_net *net, const struct esp_runner_opts *o,
+                           esp_error *err)
 {
-    struct esp_plan_opts p = {.act = ESP_ACT_F32, .act_auto = o->act_auto, .max_seq = 1, .context = o->context};
+    struct esp_plan_opts p = {
+        .act = ESP_ACT_F32, .act_auto = o->act_auto, .max_seq = 1, .context = o->context};
     const struct esp_pool_sizes z = {.n_page = (o->context + ESP_SPAN - 1) / ESP_SPAN + 1, .n_slot = 3};
     esp_status s;
 
@@ -42,8 +44,9 @@ esp_status esp_runner_open(struct esp_runner *r, struct esp_net *net, const stru
     return s;
 }
 
-esp_status esp_runner_open_source(struct esp_runner *r, const struct esp_config *config, const struct esp_source *src,
-                                  const struct esp_runner_opts *o, esp_error *err)
+esp_status esp_runner_open_source(struct esp_runner *r, const struct esp_config *config,
+                                  const struct esp_source *src, const struct esp_runner_opts *o,
+                                  esp_error *err)
 {
     struct esp_net *net;
     esp_status s;
@@ -72,8 +75,8 @@ void esp_runner_close(struct esp_runner *r)
     memset(r, 0, sizeof *r);
 }
 
-static esp_status pass(struct esp_runner *r, struct esp_state *state, const int32_t *ids, uint32_t n,
-                       const struct esp_run_out *out, esp_error *err)
+esp_status esp_runner_pass(struct esp_runner *r, struct esp_state *state, const int32_t *ids, uint32_t n,
+                           const struct esp_run_out *out, esp_error *err)
 {
     const uint32_t first = esp_state_length(state);
     struct esp_batch_seq seq;
@@ -110,7 +113,7 @@ esp_status esp_runner_run(struct esp_runner *r, const int32_t *ids, uint32_t n, 
     ESP_TRY(esp_state_open(&state, r->pools, n, 0, err));
     s = ESP_OK;
     for (uint32_t i = 0; s == ESP_OK && i < n; i += r->max_tok)
-        s = pass(r, state, ids + i, n - i < r->max_tok ? n - i : r->max_tok, out, err);
+        s = esp_runner_pass(r, state, ids + i, n - i < r->max_tok ? n - i : r->max_tok, out, err);
     if (s != ESP_OK)
         esp_state_invalidate(state);
     esp_state_close(state);

@@ -1,6 +1,6 @@
 /*
- * A net on the CPU, run over lists of tokens from an empty state each: for calibration and for comparing models. Exact
- * f32 activations unless told otherwise.
+ * A net on the CPU, run over lists of tokens from an empty state each: for calibration and for comparing
+ * models. Exact f32 activations unless told otherwise.
  *
  * SPDX-License-Identifier: MIT
  */
@@ -11,7 +11,7 @@
 #include "state/state.h"
 
 struct esp_runner {
-    struct esp_net *net;  /* borrowed, or owned when opened from a source */
+    struct esp_net *net; /* borrowed, or owned when opened from a source */
     bool owns_net;
     struct esp_dev *dev;
     struct esp_state_pools *pools;
@@ -29,14 +29,17 @@ struct esp_runner_opts {
     bool act_auto;    /* activations as the engine has them by default */
 };
 
-esp_status esp_runner_open(struct esp_runner *r, struct esp_net *net, const struct esp_runner_opts *o, esp_error *err);
+esp_status esp_runner_open(struct esp_runner *r, struct esp_net *net, const struct esp_runner_opts *o,
+                           esp_error *err);
 /* The same over a net of its own, made of config and src. */
-esp_status esp_runner_open_source(struct esp_runner *r, const struct esp_config *config, const struct esp_source *src,
-                                  const struct esp_runner_opts *o, esp_error *err);
+esp_status esp_runner_open_source(struct esp_runner *r, const struct esp_config *config,
+                                  const struct esp_source *src, const struct esp_runner_opts *o,
+                                  esp_error *err);
 void esp_runner_close(struct esp_runner *r); /* a zeroed one is fine */
 
 /* Called with logits [n_row][n_vocab] behind tokens first .. first + n_row - 1 of the list. */
-typedef esp_status (*esp_logits_fn)(void *user, uint32_t first, uint32_t n_row, const float *logits, esp_error *err);
+typedef esp_status (*esp_logits_fn)(void *user, uint32_t first, uint32_t n_row, const float *logits,
+                                    esp_error *err);
 
 /* What to take from a run; all may be NULL. */
 struct esp_run_out {
@@ -45,6 +48,10 @@ struct esp_run_out {
     void *user;
     float *buffer; /* [max_tok][n_vocab], with logits */
 };
+/* One pass of at most max_tok tokens behind a state of r->pools. */
+esp_status esp_runner_pass(struct esp_runner *r, struct esp_state *state, const int32_t *ids, uint32_t n,
+                           const struct esp_run_out *out, esp_error *err);
+/* A whole list from an empty state. */
 esp_status esp_runner_run(struct esp_runner *r, const int32_t *ids, uint32_t n, const struct esp_run_out *out,
                           esp_error *err);
 
