@@ -23,7 +23,7 @@
 /* Read-only once made; may be shared by all weights that have the same inputs and by several threads. */
 struct esp_ldlq {
     uint32_t n;     /* inputs */
-    uint32_t group; /* g: a power of two, 1..256, dividing n (or n itself when n < g) */
+    uint32_t group; /* g: a power of two, 1..256; the last group may be shorter */
     float *feed;    /* [n][n]: L[i][j] for i < the group of j, 0 elsewhere (also inside a group) */
     float
         *diag; /* [n][g]: row i holds C[i][its group's columns], upper triangular: the cost inside a group */
@@ -34,7 +34,7 @@ struct esp_ldlq {
 struct esp_ldlq_opts {
     uint32_t group; /* 0: 1 */
     double damping; /* fraction of the mean diagonal; 0: 0.01. Ten times that after a failure, 5 tries */
-    struct esp_pool *pool;
+    struct esp_pool *pool; /* NULL: the calling thread alone */
 };
 
 /*
