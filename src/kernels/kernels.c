@@ -21,7 +21,7 @@ static const char *const LEVEL_NAMES[ESP_CPU_LEVEL_COUNT] = {
 
 enum esp_act esp_act_resolve(enum esp_format_id format, enum esp_act act)
 {
-    if (esp_format_get(format)->grouped)
+    if (esp_format_get(format)->integer)
         return act;
     if (act == ESP_ACT_INT8X2)
         return ESP_ACT_F32;

@@ -27,8 +27,8 @@
 enum esp_act {
     ESP_ACT_F32,    /* as they are */
     ESP_ACT_BF16,   /* rounded to bf16 once, products accumulate in f32 */
-    ESP_ACT_INT8X2, /* grouped weights: two int8 terms a value with one scale a group, about 15 bits */
-    ESP_ACT_INT8,   /* grouped weights: one int8 term a value with one scale a group */
+    ESP_ACT_INT8X2, /* integer codes: two int8 terms a value with one scale a group, about 15 bits */
+    ESP_ACT_INT8,   /* integer codes: one int8 term a value with one scale a group */
     ESP_ACT_COUNT
 };
 
@@ -38,18 +38,28 @@ const char *esp_act_name(enum esp_act act);
 
 /*
  * Products with a weight: y[r][o] = sum_i x[r][i] * W[o][i], in two steps so that several weights of equal
- * format and group share the first.
+ * format and group share the first: those with the same prepare for which esp_weight_same_input() holds.
  *
- * prepare  x [n_row][ldx] f32 -> opaque rows at out, prepared_bytes(n_in, group) each; only reads w->n_in and
- * w->group. Rows are independent. NULL: the product reads x itself (act = x, row stride = n_in floats).
- * product  for r < n_row and o in [o0, o1): y[r * ldy + o]. act: rows as prepared, contiguous.
+ * prepare  x [n_row][ldx] f32 -> opaque rows at out, prepared_bytes(n_in, group) each; only reads w->n_in,
+ *          w->group, and for trellis w->axis and along axis 0 the scales. Rows are independent. NULL: the
+ *          product reads x itself (act = x, row stride = n_in floats).
+ * product  for r < n_row and o in [o0, o1): y[r * ldy + o]. act: rows as prepared, contiguous. o0 is a
+ * multiple of esp_weight_out_align(w), and so is o1 unless it is n_out.
  *
- * Values  INT8 terms: s = max|x| / 127 in each group of w->group inputs (0 gives all-zero codes), q = rint(x
- * / s). INT8X2: s = max|x| / 16256 (127 * 128), v = rint(x / s), q1 = (v + 64) >> 7, q2 = v - 128 * q1, both
- * in
- *         [-128, 127]; x ~ s * (128 * q1 + q2). Codes of the weight multiply exactly in int32; per group one
- * f32 conversion and one fused multiply-add with scale * s; biases multiply the group sum of the *quantized*
- * x. Error   against the exact product of the prepared x: (n_in / 8 + 16) * 2^-24 * sum |x_i w_i|.
+ * Values, affine: INT8 terms: s = max|x| / 127 in each group of w->group inputs (0 gives all-zero codes), q =
+ * rint(x / s). INT8X2: s = max|x| / 16256 (127 * 128), v = rint(x / s), q1 = (v + 64) >> 7, q2 = v - 128 *
+ * q1, both in [-128, 127]; x ~ s * (128 * q1 + q2). Codes of the weight multiply exactly in int32; per group
+ * one f32 conversion and one fused multiply-add with scale * s; biases multiply the group sum of the
+ * *quantized* x. Error, affine and dense: against the exact product of the prepared x, (n_in / 8 + 16) *
+ * 2^-24 * sum |x_i w_i|.
+ *
+ * Values, trellis: W = f * y(state), f = f32(scale of the stored row * f32(1 / divisor)). Along axis 1 the
+ * sum of y * x is multiplied by f once; along axis 0 z_i = f32(x_i * f_i) takes the place of x_i. INT8 and
+ * INT8X2 quantize x (or z) as above, in groups of 256 inputs from input 0 on, the last may be short. The sum
+ * S_g of y * v over a group is exact in int32, then acc = fma((float)S_g, s_g, acc), groups ascending from
+ * acc = 0: the integer precisions give the same bits on every CPU level. F32 and BF16 (x rounded first) sum y
+ * * x in f32. Error, trellis: (n_in / 8 + 48) * 2^-24 * sum |x_i w_i|. Sums of y * x are up to 454 times
+ * those of W * x, so inputs above 2^100 may overflow along axis 1.
  */
 struct esp_linear {
     size_t (*prepared_bytes)(uint32_t n_in, uint32_t group);

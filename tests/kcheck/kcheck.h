@@ -103,6 +103,7 @@ double kc_read_bandwidth(void); /* GB/s of one core on memory beyond the caches 
 
 /* The themes. Each checks its entries, or times them when kc->bench. */
 void kc_linear(struct kc *kc);
+void kc_trellis(struct kc *kc);
 void kc_norm(struct kc *kc);
 void kc_vec(struct kc *kc);
 void kc_convert(struct kc *kc);
