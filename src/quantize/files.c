@@ -94,7 +94,8 @@ esp_status esp_folder_make(const char *path, esp_error *err)
     return esp_fail(err, ESP_EIO, "%s: the folder cannot be made: %s", path, strerror(errno));
 }
 
-esp_status esp_folder_remove(const char *path, esp_error *err)
+/* Unlink the plain files of a folder, all or those left by writers. */
+static esp_status unlink_files(const char *path, bool only_temporary, esp_error *err)
 {
     DIR *d = opendir(path);
     const struct dirent *e;
@@ -107,6 +108,8 @@ esp_status esp_folder_remove(const char *path, esp_error *err)
 
         if (strcmp(e->d_name, ".") == 0 || strcmp(e->d_name, "..") == 0)
             continue;
+        if (only_temporary && !strstr(e->d_name, ".tmp"))
+            continue;
         name = esp_path_join(path, e->d_name);
         if (!name)
             s = esp_fail(err, ESP_ENOMEM, "%s: out of memory", path);
@@ -115,9 +118,20 @@ esp_status esp_folder_remove(const char *path, esp_error *err)
         esp_free(name);
     }
     closedir(d);
-    if (s == ESP_OK && rmdir(path) != 0)
-        s = esp_fail(err, ESP_EIO, "%s: %s", path, strerror(errno));
     return s;
+}
+
+esp_status esp_folder_remove(const char *path, esp_error *err)
+{
+    ESP_TRY(unlink_files(path, false, err));
+    if (rmdir(path) != 0 && errno != ENOENT)
+        return esp_fail(err, ESP_EIO, "%s: %s", path, strerror(errno));
+    return ESP_OK;
+}
+
+esp_status esp_folder_sweep(const char *path, esp_error *err)
+{
+    return unlink_files(path, true, err);
 }
 
 esp_status esp_disk_free(uint64_t *out, const char *path, esp_error *err)

@@ -25,6 +25,8 @@ esp_status esp_file_copy(const char *to, const char *from, esp_error *err);
 esp_status esp_folder_make(const char *path, esp_error *err); /* existing is fine */
 /* Remove a folder and the plain files in it; one level. */
 esp_status esp_folder_remove(const char *path, esp_error *err);
+/* Remove temporary files ("NAME.tmp...") that a killed writer left in the folder. */
+esp_status esp_folder_sweep(const char *path, esp_error *err);
 /* Bytes that a new file beside path could take. */
 esp_status esp_disk_free(uint64_t *out, const char *path, esp_error *err);
 

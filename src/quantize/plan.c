@@ -363,6 +363,7 @@ static esp_status recipe_row(struct esp_plan_list *p, const struct esp_plan_inpu
                             "recipe: %s: its inputs are not measured; rtn and keep are possible", name);
         if (r->choice.dtype == r->t->dtype)
             r->choice.dtype = ESP_DTYPE_NONE;
+        r->fixed = true;
         r->why = r->choice.method == ESP_METHOD_KEEP ? "recipe" : NULL;
         return ESP_OK;
     }

@@ -48,6 +48,7 @@ struct esp_plan_row {
     enum esp_site site;
     uint32_t n_out, n_in;
     struct esp_choice choice;
+    bool fixed;      /* named by the recipe: not for the allocation of bits */
     const char *why; /* static text, for kept layer matrices */
     bool computed;   /* its bytes are not the source's */
     double loss;     /* relative; < 0: not measured */

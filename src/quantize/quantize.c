@@ -202,6 +202,10 @@ static esp_status begin_work(struct esp_quant_job *j, esp_error *err)
     if (s == ESP_OK && esp_file_exists(j->work) && !j->opts->resume)
         s = esp_fail(err, ESP_ESTATE, "%s exists: an interrupted run; go on with resume, or remove it",
                      j->work);
+    if (s == ESP_OK)
+        s = esp_folder_sweep(j->work, err);
+    if (s == ESP_OK)
+        s = esp_folder_sweep(j->state, err);
     if (s == ESP_OK && esp_file_exists(path)) {
         s = compare_identity(j, path, mine, err);
     } else if (s == ESP_OK) {

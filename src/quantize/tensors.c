@@ -215,7 +215,7 @@ static esp_status code_trellis(struct esp_quant_job *j, const struct esp_choice 
     out->data = esp_alloc(out->bytes);
     if (!out->data)
         return esp_fail(err, ESP_ENOMEM, "no memory for %zu bytes of codes", out->bytes);
-    t.codes = (uint32_t *)(void *)out->data;
+    t.codes = out->data;
     t.scales = (uint16_t *)(void *)(out->data + codes);
     ESP_TRY(esp_trellis_quantize(j->encoder, &t, &report, err));
     out->loss = (struct esp_loss){report.loss, report.power};
