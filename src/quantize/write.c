@@ -7,19 +7,16 @@
  */
 #include "quantize/job.h"
 
-#include <dirent.h>
-#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include "base/json.h"
 #include "base/map.h"
 #include "base/mem.h"
 #include "io/safetensors_write.h"
 #include "quantize/files.h"
+#include "quantize/folder.h"
 
 static const uint64_t SHARD_BYTES = (uint64_t)4 << 30;
 
@@ -237,55 +234,6 @@ static esp_status write_config(const struct esp_quant_job *j, esp_error *err)
     return write_json(j, "config.json", config, err);
 }
 
-/* ---- other files ---- */
-
-static bool ours(const char *name)
-{
-    static const char *const suffix[] = {
-        ".safetensors", ".safetensors.index.json", ".bin", ".pt", ".pth", ".gguf", ".tmp"};
-    const size_t n = strlen(name);
-
-    if (name[0] == '.' || strcmp(name, "config.json") == 0 || strcmp(name, "espalier_recipe.json") == 0)
-        return true;
-    for (size_t i = 0; i < sizeof suffix / sizeof suffix[0]; i++) {
-        const size_t k = strlen(suffix[i]);
-
-        if (n >= k && strcmp(name + n - k, suffix[i]) == 0)
-            return true;
-    }
-    return false;
-}
-
-static esp_status copy_one(const struct esp_quant_job *j, const char *name, esp_error *err)
-{
-    char *from = esp_path_join(j->source, name), *to = esp_path_join(j->work, name);
-    struct stat st;
-    esp_status s = ESP_OK;
-
-    if (!from || !to)
-        s = esp_fail(err, ESP_ENOMEM, "%s: out of memory", name);
-    else if (stat(from, &st) == 0 && S_ISREG(st.st_mode))
-        s = esp_file_copy(to, from, err);
-    esp_free(from);
-    esp_free(to);
-    return s;
-}
-
-static esp_status copy_files(const struct esp_quant_job *j, esp_error *err)
-{
-    DIR *d = opendir(j->source);
-    const struct dirent *e;
-    esp_status s = ESP_OK;
-
-    if (!d)
-        return esp_fail(err, ESP_EIO, "%s: %s", j->source, strerror(errno));
-    while (s == ESP_OK && (e = readdir(d)) != NULL)
-        if (!ours(e->d_name))
-            s = copy_one(j, e->d_name, err);
-    closedir(d);
-    return s;
-}
-
 esp_status esp_job_write(struct esp_quant_job *j, esp_error *err)
 {
     struct shards sh = {0};
@@ -296,7 +244,7 @@ esp_status esp_job_write(struct esp_quant_job *j, esp_error *err)
     if (s == ESP_OK)
         s = write_index(j, &sh, err);
     if (s == ESP_OK)
-        s = copy_files(j, err);
+        s = esp_folder_copy_text(j->work, j->source, false, err);
     if (s == ESP_OK)
         s = write_json(j, "espalier_recipe.json", esp_plan_recipe(&j->plan, j->fold.on, j->seed), err);
     esp_free(sh.first);
@@ -304,7 +252,5 @@ esp_status esp_job_write(struct esp_quant_job *j, esp_error *err)
         s = write_config(j, err);
     if (s == ESP_OK)
         s = esp_folder_remove(j->state, err);
-    if (s == ESP_OK && rename(j->work, j->output) != 0)
-        s = esp_fail(err, ESP_EIO, "%s: cannot be renamed to %s: %s", j->work, j->output, strerror(errno));
-    return s;
+    return s == ESP_OK ? esp_folder_publish(j->work, j->output, err) : s;
 }
