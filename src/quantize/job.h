@@ -34,9 +34,9 @@ struct esp_quant_job {
     float *h; /* [h_n][h_n] */
     uint32_t h_n, h_layer;
     enum esp_site h_site;
-    uint32_t *order;             /* with act_order */
-    struct esp_ldlq *ldlq;       /* in natural order */
-    struct esp_ldlq *ldlq_order; /* in `order` */
+    uint32_t *order;                    /* with act_order */
+    struct esp_ldlq *ldlq, *ldlq_block; /* in natural order, feedback in groups of 1 and of 256 */
+    struct esp_ldlq *ldlq_order;        /* in `order` */
 };
 
 /* A row's tensor as f32, folded; new memory (esp_free). ESP_ENUMERIC names the tensor and the place. */

@@ -66,10 +66,11 @@ void esp_job_drop_statistics(struct esp_quant_job *j)
     esp_free(j->h);
     esp_free(j->order);
     esp_ldlq_destroy(j->ldlq);
+    esp_ldlq_destroy(j->ldlq_block);
     esp_ldlq_destroy(j->ldlq_order);
     j->h = NULL;
     j->order = NULL;
-    j->ldlq = j->ldlq_order = NULL;
+    j->ldlq = j->ldlq_block = j->ldlq_order = NULL;
 }
 
 static esp_status into_basis(struct esp_quant_job *j, const struct esp_plan_row *r, esp_error *err)
@@ -113,13 +114,15 @@ esp_status esp_job_statistics(struct esp_quant_job *j, const struct esp_plan_row
     return s;
 }
 
-static esp_status factor(struct esp_quant_job *j, const struct esp_ldlq **out, esp_error *err)
+/* The factor over inputs in natural order, with feedback in groups of 1 or of a trellis block. */
+static esp_status factor(struct esp_quant_job *j, uint32_t group, const struct esp_ldlq **out, esp_error *err)
 {
-    const struct esp_ldlq_opts o = {.group = 1, .damping = DAMPING, .pool = j->pool};
+    const struct esp_ldlq_opts o = {.group = group, .damping = DAMPING, .pool = j->pool};
+    struct esp_ldlq **have = group == 1 ? &j->ldlq : &j->ldlq_block;
 
-    if (!j->ldlq)
-        ESP_TRY(esp_ldlq_create(&j->ldlq, j->h, j->h_n, &o, err));
-    *out = j->ldlq;
+    if (!*have)
+        ESP_TRY(esp_ldlq_create(have, j->h, j->h_n, &o, err));
+    *out = *have;
     return ESP_OK;
 }
 
@@ -166,7 +169,7 @@ static esp_status code_affine(struct esp_quant_job *j, const struct esp_choice *
         ESP_TRY(factor_ordered(j, &a.ldlq, err));
         a.order = j->order;
     } else if (c->method == ESP_METHOD_GPTQ) {
-        ESP_TRY(factor(j, &a.ldlq, err));
+        ESP_TRY(factor(j, 1, &a.ldlq, err));
     }
     out->bytes = codes + 2 * scales;
     out->data = esp_alloc(out->bytes);
@@ -202,7 +205,7 @@ static esp_status code_trellis(struct esp_quant_job *j, const struct esp_choice 
 
     if (!j->encoder)
         ESP_TRY(esp_encoder_create(&j->encoder, j->pool, j->model->level, err));
-    ESP_TRY(factor(j, &t.ldlq, err));
+    ESP_TRY(factor(j, c->axis ? 256 : 1, &t.ldlq, err));
     t.opts = (struct esp_trellis_opts){.k = c->bits,
                                        .axis = c->axis,
                                        .scale = j->scale,
