@@ -1,5 +1,6 @@
 /*
- * Weights of a checkpoint: dense matrices and MLX affine triples, as views into the mapped files.
+ * Weights of a checkpoint: dense matrices, MLX affine triples and trellis codes, as views into the mapped
+ * files.
  *
  * SPDX-License-Identifier: MIT
  */
@@ -11,6 +12,7 @@
 #include <string.h>
 
 #include "base/mem.h"
+#include "formats/trellis.h"
 #include "io/config_quant.h"
 
 struct ctx {
@@ -61,17 +63,64 @@ static esp_status check_rows(const struct esp_st_tensor *t, uint32_t n_out, uint
                     t->name, esp_st_shape_text(t, shape, sizeof shape), n_out, n_in);
 }
 
-static esp_status affine(struct ctx *c, enum esp_part part, const char *module, const struct esp_st_tensor *w,
-                         const struct esp_st_tensor *scales, uint32_t n_in, struct esp_weight *out, esp_error *err)
+/* The parts of the code that are constants here and numbers in a config. */
+static esp_status check_code(const char *module, const struct esp_quant *q, const struct esp_st_tensor *w, esp_error *err)
+{
+    if (q->state_bits == 0)
+        return esp_fail(err, ESP_EFORMAT, "%s: tensor %s: module %s has mode trellis in the config, but no trellis object",
+                        esp_st_name(w->file), w->name, module);
+    if (q->group != ESP_TRELLIS_BLOCK || q->state_bits != ESP_TRELLIS_STATE_BITS)
+        return esp_fail(err, ESP_EUNSUPPORTED,
+                        "%s: tensor %s: trellis with group_size %u and L %u; group_size %d and L %d can be read",
+                        esp_st_name(w->file), w->name, q->group, q->state_bits, ESP_TRELLIS_BLOCK, ESP_TRELLIS_STATE_BITS);
+    return ESP_OK;
+}
+
+/* Words [rows, cols k / 32], or [cols / 512, rows, 48] for interleaved pairs of blocks. */
+static esp_status trellis(const char *module, const struct esp_quant *q, const struct esp_st_tensor *w,
+                          const struct esp_st_tensor *scales, struct esp_weight *out, esp_error *err)
+{
+    uint64_t rows, cols, pair_words;
+    char shape[96];
+
+    ESP_TRY(check_code(module, q, w, err));
+    out->format = esp_trellis_format(q->bits);
+    out->scale_type = ESP_SCALE_F16;
+    out->axis = q->axis;
+    out->interleaved = w->n_dim == 3;
+    out->scales = scales->data;
+    rows = esp_trellis_rows(out);
+    cols = esp_trellis_cols(out);
+    pair_words = 2 * esp_trellis_block_bytes(q->bits) / 4;
+    if (out->interleaved ? w->shape[0] * 512 != cols || w->shape[1] != rows || w->shape[2] != pair_words
+                         : w->shape[0] != rows || w->shape[1] * 32 != cols * q->bits)
+        return esp_fail(err, ESP_EFORMAT,
+                        "%s: tensor %s is %s; the config asks for %u x %u in trellis codes of %u bits along axis %u, which is %u rows of %u columns",
+                        esp_st_name(w->file), w->name, esp_st_shape_text(w, shape, sizeof shape), out->n_out, out->n_in, q->bits,
+                        q->axis, (uint32_t)rows, (uint32_t)cols);
+    for (size_t i = 0; i < rows; i++)
+        if (!isfinite(esp_trellis_scale(&(struct esp_weight){.scales = scales->data, .scale_row_bytes = 2}, i)))
+            return esp_fail(err, ESP_ENUMERIC, "%s: tensor %s: scale %zu is not finite", esp_st_name(scales->file), scales->name, i);
+    return ESP_OK;
+}
+
+static esp_status quantized(struct ctx *c, enum esp_part part, const char *module, const struct esp_st_tensor *w,
+                            const struct esp_st_tensor *scales, struct esp_weight *out, esp_error *err)
 {
     const struct esp_st_tensor *wsb[3] = {w, scales, esp_names_find(&c->names, part, "%s%sbiases", module,
                                                                     *module ? "." : "")};
+    static const char *const path[ESP_PART_COUNT] = {"", "lm_head", "mtp.", "visual."};
+    char name[512]; /* as a config names the module: "layers.0" of the drafter is not the trunk's */
     struct esp_quant q;
 
-    ESP_TRY(esp_quant_from_tensors(&q, &c->ck->config, module, wsb, n_in, &c->ck->warnings, err));
+    snprintf(name, sizeof name, "%s%s", path[part], module);
+    ESP_TRY(esp_quant_from_tensors(&q, &c->ck->config, name, wsb, out->n_in, &c->ck->warnings, err));
+    if (q.mode == ESP_QUANT_TRELLIS)
+        return trellis(name, &q, w, scales, out, err);
     if (q.mode != ESP_QUANT_AFFINE)
-        return esp_fail(err, ESP_EUNSUPPORTED, "%s: tensor %s is quantized as %s; affine can be read", esp_st_name(w->file),
-                        w->name, esp_quant_mode_name(q.mode));
+        return esp_fail(err, ESP_EUNSUPPORTED, "%s: tensor %s is quantized as %s; affine and trellis can be read",
+                        esp_st_name(w->file), w->name, esp_quant_mode_name(q.mode));
+    ESP_TRY(check_rows(w, out->n_out, out->n_in, true, err));
     out->format = affine_format(q.bits);
     out->group = q.group;
     out->scale_type = scale_type(scales->dtype);
@@ -94,11 +143,12 @@ static esp_status matrix(void *ctx, enum esp_part part, const char *module, uint
     if (bias)
         return esp_fail(err, ESP_EUNSUPPORTED, "%s: tensor %s: linear layers of this family have no additive bias",
                         esp_st_name(bias->file), bias->name);
-    ESP_TRY(check_rows(w, n_out, n_in, scales != NULL, err));
-    if (scales)
-        ESP_TRY(affine(c, part, module, w, scales, n_in, &r, err));
-    else
+    if (scales) {
+        ESP_TRY(quantized(c, part, module, w, scales, &r, err));
+    } else {
+        ESP_TRY(check_rows(w, n_out, n_in, false, err));
         ESP_TRY(dense_format(&r.format, w, err));
+    }
     r.codes = w->data;
     ESP_TRY(esp_weight_layout(&r, w->name, err));
     *out = r;

@@ -24,7 +24,7 @@ static bool is_product(const struct esp_op *op)
 static enum esp_act act_of(const struct esp_plan_opts *o, enum esp_format_id f)
 {
     if (o->act_auto)
-        return esp_format_get(f)->grouped ? ESP_ACT_INT8X2 : ESP_ACT_F32;
+        return esp_format_get(f)->integer ? ESP_ACT_INT8X2 : ESP_ACT_F32;
     return esp_act_resolve(f, o->act);
 }
 
@@ -87,7 +87,7 @@ static void choose_kernel(struct esp_plan *p, struct linear *l, const struct esp
     if (!l->kernel->prepare)
         return;
     for (uint32_t i = 0; i < n; i++)
-        if (l0[i].kernel->prepare == l->kernel->prepare && l0[i].op->w->group == op->w->group) {
+        if (l0[i].kernel->prepare == l->kernel->prepare && esp_weight_same_input(l0[i].op->w, op->w)) {
             l->act_off = l0[i].act_off;
             l->act_row = l0[i].act_row;
             return;
