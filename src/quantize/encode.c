@@ -68,17 +68,27 @@ esp_status esp_encoder_create(struct esp_encoder **out, struct esp_pool *pool, e
     return ESP_OK;
 }
 
+static uint32_t window_of(uint32_t k, enum esp_search search)
+{
+    if (search == ESP_SEARCH_TWO_PASS)
+        return ESP_VITERBI_STEPS / 2;
+    return k <= 2 ? ESP_VITERBI_WINDOW_LONG : ESP_VITERBI_WINDOW;
+}
+
 void esp_encoder_block(struct esp_encoder *e, uint32_t tid, uint32_t k, enum esp_search search,
                        const float *u, uint16_t *states)
 {
-    const struct esp_viterbi_code *c = e->code[k - 1];
-    const uint32_t window = k <= 2 ? ESP_VITERBI_WINDOW_LONG : ESP_VITERBI_WINDOW;
-
     if (search == ESP_SEARCH_F32)
-        esp_viterbi_block_f32(c, u, &e->scratch[tid], states);
+        esp_viterbi_block_f32(e->code[k - 1], u, &e->scratch[tid], states);
     else
-        esp_viterbi_block(c, e->steps, search == ESP_SEARCH_TWO_PASS ? ESP_VITERBI_STEPS / 2 : window, u,
-                          &e->scratch[tid], states);
+        esp_viterbi_block(e->code[k - 1], e->steps, window_of(k, search), u, &e->scratch[tid], states);
+}
+
+void esp_encoder_block_fed(struct esp_encoder *e, uint32_t tid, uint32_t k, enum esp_search search,
+                           const struct esp_viterbi_feed *feed, uint16_t *states)
+{
+    esp_viterbi_block_fed(e->code[k - 1], search == ESP_SEARCH_F32 ? esp_viterbi_steps_ref : e->steps,
+                          window_of(k, search), feed, &e->scratch[tid], states);
 }
 
 struct rows_run {

@@ -22,7 +22,7 @@
 #include "quantize/encode_scale.h"
 #include "quantize/ldlq_blas.h"
 
-enum { BLOCK = ESP_TRELLIS_BLOCK, UNIT_ROWS = 64 };
+enum { BLOCK = ESP_TRELLIS_BLOCK, UNIT_ROWS = 64, INSIDE_MIN = 16 };
 #define GUARD 4 /* targets that feedback drives this far beyond the largest weight mean that it diverges */
 
 struct unit_sums {
@@ -60,6 +60,33 @@ static size_t row_bytes(const struct esp_trellis_job *job)
     return (size_t)(job->opts.axis ? job->n_in : job->n_out) / 8 * job->opts.k;
 }
 
+/* Feedback inside a block needs it to lie along the inputs. */
+static bool feeds_inside(const struct matrix_run *r)
+{
+    return r->feedback && r->job->opts.axis == 1 && r->f->group < BLOCK;
+}
+
+static void search_line(const struct matrix_run *r, uint32_t tid, size_t block, float scale, const float *w,
+                        const float *u, uint16_t *states)
+{
+    const struct esp_trellis_opts *o = &r->job->opts;
+    struct esp_viterbi_feed feed;
+    float own[BLOCK];
+
+    if (!feeds_inside(r)) {
+        esp_encoder_block(r->e, tid, o->k, o->search, u, states);
+        return;
+    }
+    for (size_t i = 0; i < BLOCK; i++)
+        own[i] = w[i] / scale;
+    feed = (struct esp_viterbi_feed){.w = own,
+                                     .u = u,
+                                     .taps = r->f->feed + block * BLOCK * (r->n_in + 1),
+                                     .ld = r->n_in,
+                                     .group = r->f->group};
+    esp_encoder_block_fed(r->e, tid, o->k, o->search, &feed, states);
+}
+
 /* Code one line of 256 weights and leave its rest. Returns false when a target is out of bounds. */
 static bool code_line(struct matrix_run *r, uint32_t tid, size_t row, size_t block, const float *w,
                       const float *t, float *rest)
@@ -81,7 +108,7 @@ static bool code_line(struct matrix_run *r, uint32_t tid, size_t row, size_t blo
         if (!(fabsf(u[i]) <= r->high)) /* also when it is not a number */
             return false;
     }
-    esp_encoder_block(r->e, tid, o->k, o->search, u, states);
+    search_line(r, tid, block, s, w, u, states);
     if (esp_trellis_pack(o->k, states, code, NULL) != ESP_OK) {
         ESP_ASSERT(!"the search returned a path that does not close");
         return false;
@@ -357,8 +384,9 @@ static esp_status check_job(const struct esp_trellis_job *job, esp_error *err)
     if (job->ldlq && job->ldlq->n != job->n_in)
         return esp_fail(err, ESP_EINVAL, "factor of %" PRIu32 " inputs for weights with %" PRIu32,
                         job->ldlq->n, job->n_in);
-    if (job->ldlq && o->axis && job->ldlq->group < BLOCK)
-        return esp_fail(err, ESP_EINVAL, "axis 1 with feedback in groups of %" PRIu32 ": 256 is needed",
+    if (job->ldlq && o->axis && job->ldlq->group < INSIDE_MIN)
+        return esp_fail(err, ESP_EINVAL,
+                        "axis 1 with feedback in groups of %" PRIu32 ": 16 to 256 are possible",
                         job->ldlq->group);
     return esp_encode_check_finite(job->w, job->n_out, job->n_in, job->n_in, "weight", err);
 }

@@ -14,12 +14,20 @@
 /* How a stored row's scale s is chosen; targets are w / s. alpha is the root mean square that targets then
  * have. */
 enum esp_trellis_scale {
-    ESP_TRELLIS_SCALE_FIXED, /* default: the best alpha for normal weights at this k (1.10 .96 .91 .88 ...) */
+    ESP_TRELLIS_SCALE_FIXED, /* default: the best alpha for normal weights at this k (1.14 .96 .92 .88 ...) */
     ESP_TRELLIS_SCALE_RMS,   /* alpha = 1.0041072, the code's own: what other encoders of the format use */
     ESP_TRELLIS_SCALE_TENSOR, /* alpha searched once a matrix on at most 64 sample blocks */
     ESP_TRELLIS_SCALE_ROW,    /* alpha searched in every stored row, on at most 4 of its blocks */
     ESP_TRELLIS_SCALE_COUNT
 };
+
+/*
+ * Groups to factor with (esp_ldlq_opts.group), by axis. Axis 0 feeds every input on by itself. Axis 1 may use
+ * 16 to 256: below 256, targets inside a block follow the errors of the cheapest path so far, which is worth
+ * 3-40 % of the loss for dense second moments (rotated inputs) and costs half as much time again; for purely
+ * local ones 256 is a little better. Measured in doc/quality.md.
+ */
+enum { ESP_TRELLIS_GROUP_AXIS0 = 1, ESP_TRELLIS_GROUP_AXIS1 = 32 };
 
 enum esp_trellis_feedback {
     ESP_TRELLIS_FEEDBACK_ON,  /* default when a factor is given */
@@ -36,7 +44,7 @@ struct esp_trellis_opts {
     bool want_power; /* also compute tr(W H W^T): as much work as the feedback itself */
     /*
      * Called now and then on the caller's thread with how much is done, of total; a false return stops the
-     * work (ESP_ECANCELLED). May be NULL.
+     * work (ESP_ECANCELLED). May be NULL. Counting starts again for want_power and when feedback is dropped.
      */
     bool (*progress)(void *user, uint64_t done, uint64_t total);
     void *user;

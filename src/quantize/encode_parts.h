@@ -22,6 +22,10 @@ struct esp_encoder {
 void esp_encoder_block(struct esp_encoder *e, uint32_t tid, uint32_t k, enum esp_search search,
                        const float *u, uint16_t *states);
 
+/* The same with feedback inside the block (viterbi.h); costs are integers for every kind of search. */
+void esp_encoder_block_fed(struct esp_encoder *e, uint32_t tid, uint32_t k, enum esp_search search,
+                           const struct esp_viterbi_feed *feed, uint16_t *states);
+
 esp_status esp_encode_check_k(uint32_t k, esp_error *err);
 esp_status esp_encode_check_finite(const float *x, uint32_t n_row, uint32_t n_col, size_t ld,
                                    const char *what, esp_error *err);

@@ -2,7 +2,7 @@
  * One scale a stored row. Targets are w / s, and what matters is how large they are against the code, which
  * ends at
  * +-3.05: alpha, their root mean square, trades the far targets that are cut off against the spacing of the
- * near ones. The best alpha for normal weights falls from 1.14 at k = 1 to 0.8 at k = 8; heavier tails want
+ * near ones. The best alpha for normal weights falls from 1.14 at k = 1 to 0.71 at k = 8; heavier tails want
  * smaller ones.
  *
  * SPDX-License-Identifier: MIT
@@ -20,7 +20,7 @@ enum { ROWS_PER_TASK = 32, TENSOR_SAMPLES = 64, ROW_SAMPLES = 4, N_CANDIDATE = 9
 #define CODE_RMS 1.0041072 /* root mean square of v over the 4096 states */
 
 /* Least error on 65,536 normal numbers, steps of 0.03 (doc/quality.md); [k - 1]. */
-static const double FIXED_ALPHA[ESP_TRELLIS_BITS_MAX] = {1.14, 0.96, 0.92, 0.88, 0.84, 0.80, 0.78, 0.79};
+static const double FIXED_ALPHA[ESP_TRELLIS_BITS_MAX] = {1.14, 0.96, 0.92, 0.88, 0.84, 0.80, 0.76, 0.71};
 
 struct scale_run {
     struct esp_encoder *e;

@@ -14,12 +14,16 @@
 
 #include "formats/trellis.h"
 
-static void init_range(struct esp_viterbi_code *c, uint32_t k, int32_t factor)
+static void init_range(struct esp_viterbi_code *c, uint32_t k, uint32_t range)
 {
     const uint32_t n_edge = ESP_VITERBI_STATES >> k, n_branch = 1u << k;
+    const int32_t factor = k <= 4 ? 64 >> range : 64;
 
     c->k = k;
+    c->n_range = k <= 4 ? ESP_VITERBI_RANGES : 2;
+    c->n_double = k <= 4 || range > 0 ? 0 : k <= 6 ? 1 : 2;
     c->unit = (float)factor * ESP_TRELLIS_DIVISOR; /* a power of two times it: exact */
+    c->reach = c->n_double ? 3 : INT16_MAX / c->unit;
     c->n_edge = n_edge;
     for (uint32_t s = 0; s < ESP_VITERBI_STATES; s++) {
         const int32_t y = esp_trellis_value(s);
@@ -34,26 +38,27 @@ static void init_range(struct esp_viterbi_code *c, uint32_t k, int32_t factor)
 void esp_viterbi_code_init(struct esp_viterbi_code c[ESP_VITERBI_RANGES], uint32_t k)
 {
     for (uint32_t i = 0; i < ESP_VITERBI_RANGES; i++)
-        init_range(&c[i], k, 64 >> i);
+        init_range(&c[i], k, i);
+}
+
+static int16_t round_target(float x)
+{
+    return (int16_t)lrintf(x < -INT16_MAX ? -INT16_MAX : x > INT16_MAX ? INT16_MAX : x);
 }
 
 /* Integer targets in the finest range that holds them all. Returns that range. */
 static const struct esp_viterbi_code *set_targets(const struct esp_viterbi_code c[ESP_VITERBI_RANGES],
                                                   const float *u, int16_t *x)
 {
-    const uint32_t n_range = c->k <= ESP_VITERBI_RANGES_UP_TO ? ESP_VITERBI_RANGES : 1;
     float high = 0;
     uint32_t i = 0;
 
     for (uint32_t t = 0; t < ESP_VITERBI_STEPS; t++)
         high = fabsf(u[t]) > high ? fabsf(u[t]) : high;
-    while (i + 1 < n_range && high * c[i].unit > INT16_MAX)
+    while (i + 1 < c->n_range && high > c[i].reach)
         i++;
-    for (uint32_t t = 0; t < ESP_VITERBI_STEPS; t++) {
-        const float v = u[t] * c[i].unit;
-
-        x[t] = (int16_t)lrintf(v < -INT16_MAX ? -INT16_MAX : v > INT16_MAX ? INT16_MAX : v);
-    }
+    for (uint32_t t = 0; t < ESP_VITERBI_STEPS; t++)
+        x[t] = round_target(u[t] * c[i].unit);
     return &c[i];
 }
 
@@ -62,10 +67,12 @@ static inline int32_t saturate16(int32_t d)
     return d < -32768 ? -32768 : d > 32767 ? 32767 : d;
 }
 
-static inline uint32_t step_error(int32_t x, int32_t y)
+static inline uint32_t step_error(const struct esp_viterbi_code *c, int32_t x, int32_t y)
 {
-    const int32_t d = saturate16(x - y);
+    int32_t d = saturate16(x - y);
 
+    for (uint32_t i = 0; i < c->n_double; i++)
+        d = saturate16(2 * d);
     return ((uint32_t)(d * d) + 0x4000) >> 15;
 }
 
@@ -98,7 +105,7 @@ uint32_t esp_viterbi_steps_ref(const struct esp_viterbi_code *c, const int16_t *
             uint32_t best = ESP_VITERBI_COST_MAX;
 
             for (uint32_t s = j; s < ESP_VITERBI_STATES; s += n_edge) {
-                const uint32_t sum = add_cost(cost[s >> c->k], step_error(x[t], c->y[s]));
+                const uint32_t sum = add_cost(cost[s >> c->k], step_error(c, x[t], c->y[s]));
 
                 best = sum < best ? sum : best;
             }
@@ -122,7 +129,7 @@ static inline uint32_t step_back(const struct esp_viterbi_code *c, int32_t x, co
     uint32_t best = UINT32_MAX;
 
     for (uint32_t m = 0; m < n_branch; m++) {
-        const uint32_t sum = add_cost(cost[(j + m * n_edge) >> c->k], step_error(x, y[m]));
+        const uint32_t sum = add_cost(cost[(j + m * n_edge) >> c->k], step_error(c, x, y[m]));
         const uint32_t key = sum << 8 | m;
 
         best = key < best ? key : best;
@@ -140,7 +147,7 @@ static uint32_t step_back_fixed(const struct esp_viterbi_code *c, int32_t x, con
     uint32_t best = UINT32_MAX, best_s = j;
 
     for (uint32_t s = j; s < ESP_VITERBI_STATES; s += c->n_edge) {
-        const uint32_t sum = add_cost(cost[s >> c->k], step_error(x, c->y[s]));
+        const uint32_t sum = add_cost(cost[s >> c->k], step_error(c, x, c->y[s]));
 
         if (s >> n_new == old && sum < best) {
             best = sum;
@@ -150,31 +157,25 @@ static uint32_t step_back_fixed(const struct esp_viterbi_code *c, int32_t x, con
     return best_s;
 }
 
-/* From edge j after step n - 1 back to step `to`; states[t] for t in [to, n). Returns the edge before step
- * `to`. */
-static uint32_t walk_back(const struct esp_viterbi_code *c, const int16_t *x, const uint16_t *cost,
-                          uint32_t n, uint32_t to, uint32_t j, uint16_t *states)
-{
-    for (uint32_t t = n; t-- > to;) {
-        const uint32_t s = step_back(c, x[t], cost + (size_t)t * c->n_edge, j);
-
-        states[t] = (uint16_t)s;
-        j = s >> c->k;
-    }
-    return j;
-}
-
 static uint32_t fixed_steps(const struct esp_viterbi_code *c)
 {
     return (ESP_VITERBI_STATE_BITS + c->k - 1) / c->k; /* until every edge has a past */
 }
 
+/* The state at step t on the way back from edge j, in a block that starts in edge `start`. */
+static uint32_t block_step_back(const struct esp_viterbi_code *c, const struct esp_viterbi_scratch *scratch,
+                                uint32_t j, uint32_t t, uint32_t start)
+{
+    const uint16_t *cost = scratch->cost + (size_t)t * c->n_edge;
+
+    return t < fixed_steps(c) ? step_back_fixed(c, scratch->x[t], cost, j, t, start)
+                              : step_back(c, scratch->x[t], cost, j);
+}
+
 /* Steps, and again with care when the targets are too far out for 16 steps in a row. cost[0] is kept. */
 static void run_steps(const struct esp_viterbi_code *c, esp_viterbi_fn steps, const int16_t *x, uint32_t n,
-                      uint16_t *cost)
+                      uint32_t first, uint16_t *cost)
 {
-    const uint32_t first = fixed_steps(c);
-
     if (steps(c, x, n, first, ESP_VITERBI_EVERY, cost) > ESP_VITERBI_COST_HIGH)
         steps(c, x, n, first, 1, cost);
 }
@@ -193,32 +194,99 @@ static uint32_t choose_edge(const struct esp_viterbi_code *c, esp_viterbi_fn ste
                             struct esp_viterbi_scratch *s)
 {
     const uint32_t n = 2 * window;
+    uint32_t edge;
 
     memcpy(s->x_rot, s->x + ESP_VITERBI_STEPS - window, window * sizeof *s->x);
     memcpy(s->x_rot + window, s->x, window * sizeof *s->x);
     memset(s->cost, 0, c->n_edge * sizeof *s->cost);
-    run_steps(c, steps, s->x_rot, n, s->cost);
-    return walk_back(c, s->x_rot, s->cost, n, window, argmin_cost(s->cost + (size_t)n * c->n_edge, c->n_edge),
-                     s->path);
+    run_steps(c, steps, s->x_rot, n, 1, s->cost);
+    edge = argmin_cost(s->cost + (size_t)n * c->n_edge, c->n_edge);
+    for (uint32_t t = n; t-- > window;)
+        edge = step_back(c, s->x_rot[t], s->cost + (size_t)t * c->n_edge, edge) >> c->k;
+    return edge;
+}
+
+static void fix_start(const struct esp_viterbi_code *c, uint16_t *cost, uint32_t edge)
+{
+    memset(cost, 0xff, c->n_edge * sizeof *cost);
+    cost[edge] = 0;
 }
 
 void esp_viterbi_block(const struct esp_viterbi_code codes[ESP_VITERBI_RANGES], esp_viterbi_fn steps,
                        uint32_t window, const float *u, struct esp_viterbi_scratch *scratch, uint16_t *states)
 {
     const struct esp_viterbi_code *c = set_targets(codes, u, scratch->x);
-    const uint32_t n_fixed = fixed_steps(c);
-    uint32_t edge, j;
+    const uint32_t edge = choose_edge(c, steps, window, scratch);
+    uint32_t j = edge;
 
-    edge = choose_edge(c, steps, window, scratch);
-    memset(scratch->cost, 0xff, c->n_edge * sizeof *scratch->cost);
-    scratch->cost[edge] = 0;
-    run_steps(c, steps, scratch->x, ESP_VITERBI_STEPS, scratch->cost);
-    j = walk_back(c, scratch->x, scratch->cost, ESP_VITERBI_STEPS, n_fixed, edge, states);
-    for (uint32_t t = n_fixed; t-- > 0;) {
-        states[t] =
-            (uint16_t)step_back_fixed(c, scratch->x[t], scratch->cost + (size_t)t * c->n_edge, j, t, edge);
+    fix_start(c, scratch->cost, edge);
+    run_steps(c, steps, scratch->x, ESP_VITERBI_STEPS, fixed_steps(c), scratch->cost);
+    for (uint32_t t = ESP_VITERBI_STEPS; t-- > 0;) {
+        states[t] = (uint16_t)block_step_back(c, scratch, j, t, edge);
         j = (uint32_t)states[t] >> c->k;
     }
+}
+
+/* ---- with feedback inside the block
+ * ------------------------------------------------------------------------------ */
+
+/* Take the path that ends in edge j after n steps, of which an older one of n_old steps is known: where both
+   meet they stay together. */
+static void take_path(const struct esp_viterbi_code *c, const struct esp_viterbi_feed *f,
+                      struct esp_viterbi_scratch *scratch, const uint32_t ends[2], uint32_t n_old, uint32_t n,
+                      uint16_t *states)
+{
+    uint32_t j = ends[1];
+
+    for (uint32_t t = n; t-- > 0;) {
+        const uint32_t s = block_step_back(c, scratch, j, t, ends[0]);
+
+        if (t < n_old && states[t] == s)
+            return;
+        states[t] = (uint16_t)s;
+        scratch->rest[t] = f->w[t] - c->v[s];
+        j = s >> c->k;
+    }
+}
+
+/* Targets of the group that starts at step q, from the errors before it. */
+static void feed_group(const struct esp_viterbi_code *c, const struct esp_viterbi_feed *f, uint32_t q,
+                       struct esp_viterbi_scratch *scratch)
+{
+    float sum[ESP_VITERBI_STEPS];
+
+    memcpy(sum, f->u + q, f->group * sizeof *sum);
+    for (uint32_t i = 0; i < q; i++) {
+        const float *taps = f->taps + i * f->ld + q;
+
+        for (uint32_t t = 0; t < f->group; t++)
+            sum[t] += taps[t] * scratch->rest[i];
+    }
+    for (uint32_t t = 0; t < f->group; t++)
+        scratch->x[q + t] = round_target(sum[t] * c->unit);
+}
+
+void esp_viterbi_block_fed(const struct esp_viterbi_code codes[ESP_VITERBI_RANGES], esp_viterbi_fn steps,
+                           uint32_t window, const struct esp_viterbi_feed *f,
+                           struct esp_viterbi_scratch *scratch, uint16_t *states)
+{
+    const struct esp_viterbi_code *c = set_targets(codes, f->u, scratch->x);
+    const uint32_t edge =
+        choose_edge(c, steps, window, scratch); /* by targets without the block's own errors */
+    uint32_t n_old = 0;
+
+    fix_start(c, scratch->cost, edge);
+    for (uint32_t q = 0; q < ESP_VITERBI_STEPS; q += f->group) {
+        uint16_t *cost = scratch->cost + (size_t)q * c->n_edge;
+
+        if (q > 0) {
+            take_path(c, f, scratch, (uint32_t[]){edge, argmin_cost(cost, c->n_edge)}, n_old, q, states);
+            feed_group(c, f, q, scratch);
+            n_old = q;
+        }
+        run_steps(c, steps, scratch->x + q, f->group, q ? 1 : fixed_steps(c), cost);
+    }
+    take_path(c, f, scratch, (uint32_t[]){edge, edge}, n_old, ESP_VITERBI_STEPS, states);
 }
 
 /* ---- the same in f32

@@ -19,6 +19,7 @@
 #ifndef ESP_QUANTIZE_VITERBI_H
 #define ESP_QUANTIZE_VITERBI_H
 
+#include <stddef.h>
 #include <stdint.h>
 
 #include "formats/trellis.h"
@@ -35,19 +36,25 @@ enum {
 };
 
 /*
- * The code as one k sees it, in integers of a certain step. The finest step reaches +-3.46; blocks with
- * targets beyond that, 4 % of blocks of normal weights, take a coarser one, because a clamped target would
- * not pull hard enough at its neighbours (0.14 % of error at k = 4). From k = 5 on, neighbours hardly matter
- * and the coarser step costs more than the clamp.
+ * The code as one k sees it, in integers of a certain step; a block takes the first range that reaches its
+ * farthest target.
+ *
+ * k <= 4: 64 y, 32 y, 16 y, for targets up to 3.46, 6.93, 13.86. Few blocks of normal weights need the
+ * second, but a clamped target would not pull hard enough at its neighbours (0.14 % of error at k = 4).
+ *
+ * k >= 5: errors are so small that differences are doubled before they are squared, once for k = 5, 6, twice
+ * beyond; what then saturates, 1.7 or 0.87 away, is hardly ever the nearest. Blocks with targets beyond 3,
+ * where it might be, do without, and targets beyond 3.46 count as that.
  */
-enum {
-    ESP_VITERBI_RANGES = 3, /* 64 y, 32 y, 16 y: +-3.46, 6.93, 13.86 */
-    ESP_VITERBI_RANGES_UP_TO = 4
-};
+enum { ESP_VITERBI_RANGES = 3 };
+
 struct esp_viterbi_code {
     uint32_t k;
-    float unit;      /* integers for 1.0 of v */
-    uint32_t n_edge; /* G */
+    uint32_t n_range;  /* of this k */
+    uint32_t n_double; /* how often a difference is doubled, with saturation */
+    float unit;        /* integers for 1.0 of v */
+    float reach;       /* largest |u| */
+    uint32_t n_edge;   /* G */
     /* [4096] states in the order of the vector kernels: k <= 4: [b][j] for s = j * 2^k + b; else by s. */
     _Alignas(64) int16_t lanes[ESP_VITERBI_STATES];
     int16_t y[ESP_VITERBI_STATES];    /* [s] */
@@ -82,6 +89,7 @@ struct esp_viterbi_scratch {
     int16_t x[ESP_VITERBI_STEPS];
     int16_t x_rot[ESP_VITERBI_STEPS];
     uint16_t path[ESP_VITERBI_STEPS];
+    float rest[ESP_VITERBI_STEPS];
 };
 
 /* Fill c for k = 1..8, all ranges. */
@@ -95,6 +103,24 @@ void esp_viterbi_code_init(struct esp_viterbi_code c[ESP_VITERBI_RANGES], uint32
 void esp_viterbi_block(const struct esp_viterbi_code c[ESP_VITERBI_RANGES], esp_viterbi_fn steps,
                        uint32_t window, const float *u, struct esp_viterbi_scratch *scratch,
                        uint16_t *states);
+
+/* Feedback inside a block whose weights are inputs, in units of the row's scale. */
+struct esp_viterbi_feed {
+    const float *w; /* [256] the weights themselves */
+    const float *u; /* [256] targets: weights and what earlier blocks left to correct */
+    const float
+        *taps; /* [256][ld] taps[i][t]: how much of w_i - w^_i is added to target t, i before t's group */
+    size_t ld;
+    uint32_t group; /* weights whose targets are fixed together: 16, 32, 64 or 128 */
+};
+
+/*
+ * As esp_viterbi_block(), with targets that follow the errors of the block itself: before each group, the
+ * cheapest path so far is taken for the final one, and its errors are fed on to the group.
+ */
+void esp_viterbi_block_fed(const struct esp_viterbi_code c[ESP_VITERBI_RANGES], esp_viterbi_fn steps,
+                           uint32_t window, const struct esp_viterbi_feed *feed,
+                           struct esp_viterbi_scratch *scratch, uint16_t *states);
 
 /* The same in f32, two passes, scalar: the reference for quality. */
 void esp_viterbi_block_f32(const struct esp_viterbi_code *c, const float *u,

@@ -15,6 +15,7 @@ typedef __m256i vec;
 #define v_store(p, a) _mm256_storeu_si256((__m256i *)(void *)(p), a)
 #define v_splat(s)    _mm256_set1_epi16((short)(s))
 #define v_subs(a, b)  _mm256_subs_epi16(a, b)
+#define v_double(d)   _mm256_adds_epi16(d, d)
 #define v_square(d)   _mm256_mulhrs_epi16(d, d)
 #define v_adds(a, b)  _mm256_adds_epu16(a, b)
 #define v_min(a, b)   _mm256_min_epu16(a, b)

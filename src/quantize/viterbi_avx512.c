@@ -16,6 +16,7 @@ typedef __m512i vec;
 #define v_store(p, a) _mm512_storeu_si512(p, a)
 #define v_splat(s)    _mm512_set1_epi16((short)(s))
 #define v_subs(a, b)  _mm512_subs_epi16(a, b)
+#define v_double(d)   _mm512_adds_epi16(d, d)
 #define v_square(d)   _mm512_mulhrs_epi16(d, d)
 #define v_adds(a, b)  _mm512_adds_epu16(a, b)
 #define v_min(a, b)   _mm512_min_epu16(a, b)

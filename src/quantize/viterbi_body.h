@@ -1,8 +1,8 @@
 /*
  * The steps of the search for any vector width, included once by each CPU level's file, which defines
- *     vec (LANES u16), v_load, v_store, v_splat, v_subs (signed, saturating), v_square (d * d / 2^15,
- * rounded), v_adds (unsigned, saturating), v_min (unsigned), v_sub, and v_zip0, v_zip1 (lower and upper half
- * of a0 b0 a1 b1 ..).
+ *     vec (LANES u16), v_load, v_store, v_splat, v_subs and v_double (signed, saturating), v_square (d * d /
+ * 2^15, rounded), v_adds (unsigned, saturating), v_min (unsigned), v_sub, and v_zip0, v_zip1 (lower and upper
+ * half of a0 b0 a1 b1 ..).
  *
  * Up to k = 4, lanes are edges: for one branch b, states j * 2^k + b of consecutive edges j lie side by side,
  * costs of edges are read as they are stored, and the minimum over m is one between whole vectors. The
@@ -105,7 +105,8 @@ B_INLINE void step_half(const int16_t *lanes, vec x, const uint16_t *cost, uint1
 #endif
 
 /* One step for k >= 5: LANES divides the 2^k branches of an edge. */
-B_INLINE void step_branches(const int16_t *y, uint32_t k, vec x, const uint16_t *cost, uint16_t *next)
+B_INLINE void step_branches(const int16_t *y, uint32_t k, uint32_t n_double, vec x, const uint16_t *cost,
+                            uint16_t *next)
 {
     enum { N_ACC_MAX = 128 / LANES };
     const uint32_t n_edge = ESP_VITERBI_STATES >> k;
@@ -119,9 +120,12 @@ B_INLINE void step_branches(const int16_t *y, uint32_t k, vec x, const uint16_t 
     for (uint32_t s = 0; s < ESP_VITERBI_STATES; s += n_acc * LANES) {
         B_UNROLL
         for (uint32_t i = 0; i < n_acc; i++) {
-            const vec d = v_square(v_subs(x, v_load(y + s + (size_t)i * LANES)));
+            vec d = v_subs(x, v_load(y + s + (size_t)i * LANES));
 
-            acc[i] = v_min(acc[i], v_adds(v_splat(cost[(s + i * LANES) >> k]), d));
+            B_UNROLL
+            for (uint32_t n = 0; n < n_double; n++)
+                d = v_double(d);
+            acc[i] = v_min(acc[i], v_adds(v_splat(cost[(s + i * LANES) >> k]), v_square(d)));
         }
     }
     if (n_edge >= LANES) {
@@ -162,8 +166,8 @@ B_INLINE uint32_t subtract_least(uint16_t *cost, uint32_t n_edge)
     return least;
 }
 
-B_INLINE uint32_t steps_for(const struct esp_viterbi_code *c, uint32_t k, const int16_t *xs, const uint32_t n,
-                            const uint32_t limits[2], uint16_t *cost)
+B_INLINE uint32_t steps_for(const struct esp_viterbi_code *c, uint32_t k, uint32_t n_double,
+                            const int16_t *xs, uint32_t n, const uint32_t limits[2], uint16_t *cost)
 {
     const uint32_t n_edge = ESP_VITERBI_STATES >> k;
     uint32_t high = 0;
@@ -172,7 +176,7 @@ B_INLINE uint32_t steps_for(const struct esp_viterbi_code *c, uint32_t k, const 
         const vec x = v_splat((uint16_t)xs[t]);
 
         if (k >= 5)
-            step_branches(c->lanes, k, x, cost, cost + n_edge);
+            step_branches(c->lanes, k, n_double, x, cost, cost + n_edge);
 #ifdef v_fold
         else if (k == 4)
             step_half(c->lanes, x, cost, cost + n_edge);
@@ -188,26 +192,48 @@ B_INLINE uint32_t steps_for(const struct esp_viterbi_code *c, uint32_t k, const 
     return high;
 }
 
-B_INLINE uint32_t steps_any(const struct esp_viterbi_code *c, const int16_t *x, uint32_t n,
+B_INLINE uint32_t steps_few(const struct esp_viterbi_code *c, const int16_t *x, uint32_t n,
                             const uint32_t limits[2], uint16_t *cost)
 {
     switch (c->k) {
     case 1:
-        return steps_for(c, 1, x, n, limits, cost);
+        return steps_for(c, 1, 0, x, n, limits, cost);
     case 2:
-        return steps_for(c, 2, x, n, limits, cost);
+        return steps_for(c, 2, 0, x, n, limits, cost);
     case 3:
-        return steps_for(c, 3, x, n, limits, cost);
-    case 4:
-        return steps_for(c, 4, x, n, limits, cost);
-    case 5:
-        return steps_for(c, 5, x, n, limits, cost);
-    case 6:
-        return steps_for(c, 6, x, n, limits, cost);
-    case 7:
-        return steps_for(c, 7, x, n, limits, cost);
+        return steps_for(c, 3, 0, x, n, limits, cost);
     default:
-        return steps_for(c, 8, x, n, limits, cost);
+        return steps_for(c, 4, 0, x, n, limits, cost);
+    }
+}
+
+B_INLINE uint32_t steps_many(const struct esp_viterbi_code *c, uint32_t n_double, const int16_t *x,
+                             uint32_t n, const uint32_t limits[2], uint16_t *cost)
+{
+    switch (c->k) {
+    case 5:
+        return steps_for(c, 5, n_double, x, n, limits, cost);
+    case 6:
+        return steps_for(c, 6, n_double, x, n, limits, cost);
+    case 7:
+        return steps_for(c, 7, n_double, x, n, limits, cost);
+    default:
+        return steps_for(c, 8, n_double, x, n, limits, cost);
+    }
+}
+
+B_INLINE uint32_t steps_any(const struct esp_viterbi_code *c, const int16_t *x, uint32_t n,
+                            const uint32_t limits[2], uint16_t *cost)
+{
+    if (c->k <= 4)
+        return steps_few(c, x, n, limits, cost);
+    switch (c->n_double) {
+    case 0:
+        return steps_many(c, 0, x, n, limits, cost);
+    case 1:
+        return steps_many(c, 1, x, n, limits, cost);
+    default:
+        return steps_many(c, 2, x, n, limits, cost);
     }
 }
 

@@ -16,6 +16,7 @@ typedef uint16x8_t vec;
 #define v_store(p, a) vst1q_u16(p, a)
 #define v_splat(s)    vdupq_n_u16((uint16_t)(s))
 #define v_subs(a, b)  vreinterpretq_u16_s16(vqsubq_s16(S16(a), S16(b)))
+#define v_double(d)   vreinterpretq_u16_s16(vqaddq_s16(S16(d), S16(d)))
 #define v_square(d)   square(S16(d))
 #define v_adds(a, b)  vqaddq_u16(a, b)
 #define v_min(a, b)   vminq_u16(a, b)
