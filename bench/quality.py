@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """The table of doc/quality.md: quantize the demo model in many ways and compare each with the source on validation text.
 
-    bench/quality.py [--program build/release/espalier] [--work build/quality] [--rows N] [--jobs J] > quality.json
+    bench/quality.py [--program build/release/espalier] [--work build/quality] [--rows N] > quality.json
 
 MLPs are coded, everything else stays bf16, so that rows differ in what is under test alone. --rows limits the validation
 windows for a quick look; 0 is all 64. Needs nothing but Python and the program.
@@ -9,7 +9,6 @@ windows for a quick look; 0 is all 64. Needs nothing but Python and the program.
 SPDX-License-Identifier: MIT
 """
 import argparse
-import concurrent.futures
 import json
 import os
 import shlex
@@ -58,31 +57,28 @@ def main():
     p.add_argument("--data", default="models/demo-golden/val.npy")
     p.add_argument("--work", default="build/quality")
     p.add_argument("--rows", default="0")
-    p.add_argument("--jobs", type=int, default=1)
     p.add_argument("--only", default="", help="names that contain this")
     a = p.parse_args()
     program = shlex.split(a.program)
-    threads = ["--threads", str(max(1, (os.cpu_count() or 1) // a.jobs))]
     variants = [v for v in VARIANTS if a.only in v[0]]
 
-    def one(item):
-        i, (name, family, flags) = item
+    os.makedirs(a.work, exist_ok=True)
+    rows, folders = [], []
+    for i, (name, family, flags) in enumerate(variants):
         out = os.path.join(a.work, f"{i:02d}")
         for d in (out, out + ".work"):
             shutil.rmtree(d, ignore_errors=True)
-        q = run([*program, "quantize", a.model, "-o", out, "--no-eval", "--json", "--progress", "none", *threads, *KEEP, *flags])
-        k = run([*program, "perplexity", a.model, "--data", a.data, "--chunks", a.rows, "--kl", out, "--json", "--progress", "none",
-                 *threads])["comparisons"][0]
-        shutil.rmtree(out)
-        row = {"name": name, "family": family, "bpw": q["bpw"], "mlp_bytes": sum(t["bytes"] for t in q["tensors"] if ".mlp." in t["name"]),
-               "bytes": q["bytes"], "loss": sum(t.get("loss", 0) for t in q["tensors"]) / max(1, q["quantized"]),
-               **{n: k[n] for n in ("kl", "kl_p50", "kl_p95", "kl_p99", "agreement", "ppl", "base_ppl", "tokens")}}
-        print(f"{name:28s} {row['bpw']:6.3f} bpw {row['bytes']:10d} bytes  kl {row['kl']:.5f}  ppl {row['ppl']:.3f}", file=sys.stderr, flush=True)
-        return row
-
-    os.makedirs(a.work, exist_ok=True)
-    with concurrent.futures.ThreadPoolExecutor(a.jobs) as pool:
-        rows = list(pool.map(one, enumerate(variants)))
+        q = run([*program, "quantize", a.model, "-o", out, "--no-eval", "--json", "--progress", "none", "--stats",
+                 os.path.join(a.work, "stats"), *KEEP, *flags])
+        rows.append({"name": name, "family": family, "bpw": q["bpw"], "bytes": q["bytes"], "seconds": q["seconds"],
+                     "mlp_bytes": sum(t["bytes"] for t in q["tensors"] if ".mlp." in t["name"]),
+                     "loss": sum(t.get("loss", 0) for t in q["tensors"]) / max(1, q["quantized"])})
+        folders.append(out)
+        print(f"{name:28s} {q['bpw']:6.3f} bpw {q['bytes']:10d} bytes", file=sys.stderr, flush=True)
+    kl = run([*program, "perplexity", a.model, "--data", a.data, "--chunks", a.rows, "--json", "--progress", "none",
+              *(x for f in folders for x in ("--kl", f))])["comparisons"]
+    for row, k in zip(rows, kl):
+        row.update({n: k[n] for n in ("kl", "kl_p50", "kl_p95", "kl_p99", "agreement", "ppl", "base_ppl", "tokens")})
     json.dump(rows, sys.stdout, indent=1)
     print()
 

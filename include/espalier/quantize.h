@@ -33,6 +33,8 @@ typedef struct esp_quantize_opts {
     uint32_t group;     /* affine group: 32, 64, 128; 0: 64 */
     const char *recipe; /* JSON file as the output has it; decides every matrix that it names */
     const char *calib;  /* text, or .jsonl of chats ({"messages": [...]}); NULL: the text that is built in */
+    const char *stats;  /* folder for the input statistics, made or used again: they depend on source and text
+                           alone,  so runs of any method can share them; NULL: in the work folder */
     uint32_t calib_tokens;   /* at most; 0: 65536 */
     const char *const *keep; /* "PATTERN=dtype": modules to leave as bf16, f16 or f32; * and ? match */
     size_t n_keep;

@@ -145,6 +145,7 @@ static void read_flags(const struct esp_options *o, esp_quantize_opts *q)
     q->group = (uint32_t)v[OPT_GROUP].i;
     q->recipe = v[OPT_RECIPE].given ? v[OPT_RECIPE].s : NULL;
     q->calib = v[OPT_CALIB].given ? v[OPT_CALIB].s : NULL;
+    q->stats = v[OPT_STATS].given ? v[OPT_STATS].s : NULL;
     q->calib_tokens = (uint32_t)v[OPT_CALIB_TOKENS].i;
     q->keep = v[OPT_KEEP].list;
     q->n_keep = v[OPT_KEEP].n;

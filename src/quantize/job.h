@@ -17,6 +17,7 @@ struct esp_quant_job {
     const esp_quantize_opts *opts;
     const char *source, *output;
     char *work, *state; /* OUTPUT.work, and its folder for what is thrown away at the end */
+    const char *stats;  /* folder of the input statistics */
     struct esp_model *model;
     struct esp_names names;
     struct esp_fold fold;

@@ -226,6 +226,36 @@ static esp_status begin_work(struct esp_quant_job *j, esp_error *err)
     return s;
 }
 
+/* A folder of statistics belongs to one source and one text; what is found of others is refused. */
+static esp_status begin_stats(struct esp_quant_job *j, esp_error *err)
+{
+    json_t *all = identity(j), *mine = NULL, *theirs = NULL;
+    char *path = esp_path_join(j->stats, "stats.json"), *text = NULL;
+    esp_status s = esp_folder_make(j->stats, err);
+
+    if (all)
+        mine = json_pack("{s:O,s:O}", "source", json_object_get(all, "source"), "text",
+                         json_object_get(all, "text"));
+    text = mine ? json_dumps(mine, JSON_COMPACT) : NULL;
+    if (s == ESP_OK && (!path || !text))
+        s = esp_fail(err, ESP_ENOMEM, "%s: out of memory", j->stats);
+    if (s == ESP_OK)
+        s = esp_folder_sweep(j->stats, err);
+    if (s == ESP_OK && !esp_file_exists(path)) {
+        s = esp_file_write(path, &(struct esp_part_bytes){text, strlen(text)}, 1, err);
+    } else if (s == ESP_OK) {
+        s = esp_json_load(&theirs, path, 65536, 0, err);
+        if (s == ESP_OK && !json_equal(mine, theirs))
+            s = esp_fail(err, ESP_ESTATE, "%s holds statistics of another model or text", j->stats);
+    }
+    (free)(text); /* jansson's own memory */
+    json_decref(theirs);
+    json_decref(mine);
+    json_decref(all);
+    esp_free(path);
+    return s;
+}
+
 /* ---- stages ---- */
 
 static esp_status open_source(struct esp_quant_job *j, esp_error *err)
@@ -262,7 +292,7 @@ static esp_status measure_inputs(struct esp_quant_job *j, esp_error *err)
         .level = j->model->level, .threads = j->model->n_thread, .context = ESP_CALIB_LIST};
     struct esp_hessian_job h = {.runner = &runner,
                                 .text = &j->measure,
-                                .folder = j->state,
+                                .folder = j->stats,
                                 .budget = (size_t)(j->opts->memory ? j->opts->memory : DEFAULT_MEMORY),
                                 .threads = j->model->n_thread,
                                 .level = j->model->level,
@@ -353,6 +383,9 @@ static esp_status run(struct esp_quant_job *j, esp_error *err)
         ESP_TRY(esp_calibration_read(&j->measure, &j->held_out, j->model, o->calib, tokens, err));
     ESP_TRY(check_finite(j, err));
     ESP_TRY(begin_work(j, err));
+    j->stats = o->stats ? o->stats : j->state;
+    if (needs_text(j) && o->stats)
+        ESP_TRY(begin_stats(j, err));
     if (needs_text(j))
         ESP_TRY(measure_inputs(j, err));
     if (o->target_bpw > 0)

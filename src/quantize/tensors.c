@@ -107,7 +107,7 @@ esp_status esp_job_statistics(struct esp_quant_job *j, const struct esp_plan_row
     j->h_n = r->n_in;
     j->h_layer = r->layer;
     j->h_site = r->site;
-    ESP_TRY(esp_hessian_load(&j->h, j->state, r->layer, r->site, r->n_in, err));
+    ESP_TRY(esp_hessian_load(&j->h, j->stats, r->layer, r->site, r->n_in, err));
     s = into_basis(j, r, err);
     if (s != ESP_OK)
         esp_job_drop_statistics(j);
