@@ -20,6 +20,8 @@ int esp_verb_perplexity(const struct esp_options *o);
 int esp_verb_quantize(const struct esp_options *o);
 int esp_verb_convert(const struct esp_options *o);
 int esp_verb_inspect(const struct esp_options *o);
+/* inspect --plan: bits and losses of a quantized model, as text or SVG. */
+int esp_inspect_plan(const struct esp_options *o);
 int esp_verb_bench(const struct esp_options *o);
 int esp_verb_fit(const struct esp_options *o);
 int esp_verb_devices(const struct esp_options *o);

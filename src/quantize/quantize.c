@@ -154,7 +154,7 @@ static json_t *identity(const struct esp_quant_job *j)
     char hash[40], text[40];
     json_t *keep = json_array(), *recipe = esp_plan_recipe(&j->plan, j->fold.on, j->seed);
 
-    for (uint32_t i = 0; i < j->plan.n; i++) {
+    for (uint32_t i = 0; i + j->plan.makes_head < j->plan.n; i++) {
         const struct esp_plan_row *r = &j->plan.rows[i];
 
         source = esp_hash(r->t->name, strlen(r->t->name), source);
