@@ -300,6 +300,62 @@ static void test_waits_for_prefix(void **state)
     esp_engine_close(g);
 }
 
+struct got {
+    esp_token t[16];
+    size_t n;
+};
+
+static void collect(void *user, const esp_event *e)
+{
+    struct got *g = user;
+
+    ignore(NULL, e);
+    if (e->token >= 0)
+        g->t[g->n++] = e->token;
+}
+
+/* A state that covers every token has no logits left: the last token runs once more, and nothing hangs. */
+static void test_all_has_run(void **state)
+{
+    enum { AFTER_LOGITS, AFTER_REWIND, WAYS };
+    struct got want = {.n = 0}, got;
+    esp_token text[64];
+    size_t n_text;
+    esp_error err;
+
+    (void)state;
+    for (int way = -1; way < WAYS; way++) { /* first the plain way */
+        esp_engine *g = open_engine((esp_engine_opts){.max_seqs = 1});
+        esp_seq *s = open_seq(g, way == AFTER_LOGITS ? 0 : 40, (esp_seq_opts){0});
+        float *logits = malloc(40 * 512 * sizeof *logits);
+
+        got.n = 0;
+        if (way == AFTER_LOGITS)
+            test_ok(esp_seq_logits(s, text, 40, logits, &err), &err);
+        if (way == AFTER_REWIND) { /* a snapshot at 40, where everything but one more token has run */
+            test_ok(esp_seq_append(s, text, 1, &err), &err);
+            test_ok(esp_seq_generate(s, 0, &err), &err);
+            run_all(g, collect, &got);
+            test_ok(esp_seq_snapshot(s, &err), &err);
+            test_ok(esp_seq_append(s, text, 9, &err), &err);
+            test_ok(esp_seq_generate(s, 0, &err), &err);
+            run_all(g, collect, &got);
+            test_ok(esp_seq_rewind(s, 40, &err), &err);
+        }
+        assert_int_equal(esp_seq_length(s), 40);
+        test_ok(esp_seq_generate(s, 10, &err), &err);
+        run_all(g, collect, way < 0 ? &want : &got);
+        test_ok(esp_seq_tokens(s, text, 64, &n_text, &err), &err);
+        if (way >= 0) {
+            assert_int_equal(got.n, 10);
+            assert_memory_equal(got.t, want.t, sizeof(esp_token) * 10);
+        }
+        free(logits);
+        esp_seq_close(s);
+        esp_engine_close(g);
+    }
+}
+
 /* ---- every allocation fails once ---- */
 
 static bool torture(int64_t n, const char *dir)
@@ -580,10 +636,11 @@ static void test_soak(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_ranks),         cmocka_unit_test(test_limits),
-        cmocka_unit_test(test_worst),         cmocka_unit_test(test_stops),
-        cmocka_unit_test(test_stall),         cmocka_unit_test(test_waits_for_prefix),
-        cmocka_unit_test(test_out_of_memory), cmocka_unit_test(test_soak),
+        cmocka_unit_test(test_ranks),       cmocka_unit_test(test_limits),
+        cmocka_unit_test(test_worst),       cmocka_unit_test(test_stops),
+        cmocka_unit_test(test_stall),       cmocka_unit_test(test_waits_for_prefix),
+        cmocka_unit_test(test_all_has_run), cmocka_unit_test(test_out_of_memory),
+        cmocka_unit_test(test_soak),
     };
     esp_error err;
     int failed;
