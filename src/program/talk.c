@@ -263,11 +263,12 @@ static esp_status run_known(struct esp_talk *t, esp_error *err)
     return ESP_OK;
 }
 
-/* Length of the beginning that the sequence and the n tokens of ids share. */
+/* How many of the n tokens of the prompt the sequence begins with; all but one at most, whose logits are
+ * needed. */
 static esp_status shared(const struct esp_talk *t, const esp_token *ids, size_t n, size_t *common,
                          esp_error *err)
 {
-    const size_t have = esp_seq_length(t->seq);
+    const size_t have = esp_seq_length(t->seq), most = have < n - 1 ? have : n - 1;
     esp_token *old = calloc(have + 1, sizeof *old);
     size_t got = 0;
     esp_status s;
@@ -275,22 +276,9 @@ static esp_status shared(const struct esp_talk *t, const esp_token *ids, size_t 
     if (!old)
         return esp_fail(err, ESP_ENOMEM, "no memory for %zu token ids", have);
     s = esp_seq_tokens(t->seq, old, have, &got, err);
-    *common = 0;
-    while (s == ESP_OK && *common < have && *common < n && old[*common] == ids[*common])
+    for (*common = 0; s == ESP_OK && *common < most && old[*common] == ids[*common];)
         (*common)++;
     free(old);
-    return s;
-}
-
-/* Run ids[from..to) and keep a snapshot behind them. */
-static esp_status run_to(struct esp_talk *t, const esp_token *ids, size_t from, size_t to, esp_error *err)
-{
-    esp_status s = esp_seq_append(t->seq, ids + from, to - from, err);
-
-    if (s == ESP_OK)
-        s = run_known(t, err);
-    if (s == ESP_OK && esp_seq_snapshot(t->seq, NULL) != ESP_OK)
-        esp_say_detail("no snapshot was free; the next turn may run more of the prompt again");
     return s;
 }
 
@@ -302,8 +290,7 @@ static esp_status run_to(struct esp_talk *t, const esp_token *ids, size_t from, 
 static esp_status align(struct esp_talk *t, const esp_token *ids, size_t n, size_t turn, esp_error *err)
 {
     const size_t context = t->session->engine_opts.context;
-    size_t common = 0;
-    esp_status s;
+    size_t common;
 
     if (n == 0)
         return esp_fail(err, ESP_EFORMAT, "the chat template made no tokens of the messages");
@@ -311,18 +298,17 @@ static esp_status align(struct esp_talk *t, const esp_token *ids, size_t n, size
         return esp_fail(err, ESP_ENOFIT,
                         "the prompt has %zu tokens; the context of %zu has no room for an answer", n,
                         context);
-    s = shared(t, ids, n, &common, err);
-    if (s != ESP_OK)
-        return s;
-    if (common == n)
-        common--; /* the last token runs again, for the logits behind it */
+    ESP_TRY(shared(t, ids, n, &common, err));
     if (common < esp_seq_length(t->seq))
-        s = esp_seq_rewind(t->seq, common, err);
-    if (s == ESP_OK && turn >= common && turn > 0 && turn + 1 < n) {
-        s = run_to(t, ids, common, turn + 1, err);
+        ESP_TRY(esp_seq_rewind(t->seq, common, err));
+    if (turn >= common && turn > 0 && turn + 1 < n) {
+        ESP_TRY(esp_seq_append(t->seq, ids + common, turn + 1 - common, err));
         common = turn + 1;
+        ESP_TRY(run_known(t, err));
+        if (esp_seq_snapshot(t->seq, NULL) != ESP_OK)
+            esp_say_detail("no snapshot was free; the next turn may run more of the prompt again");
     }
-    return s == ESP_OK ? esp_seq_append(t->seq, ids + common, n - common, err) : s;
+    return esp_seq_append(t->seq, ids + common, n - common, err);
 }
 
 /* How many of the n tokens of the prompt stand before the answer is opened; 0 when that cannot be said. */
