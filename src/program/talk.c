@@ -290,7 +290,7 @@ static esp_status shared(const struct esp_talk *t, const esp_token *ids, size_t 
 static esp_status align(struct esp_talk *t, const esp_token *ids, size_t n, size_t turn, esp_error *err)
 {
     const size_t context = t->session->engine_opts.context;
-    size_t common;
+    size_t common = 0;
 
     if (n == 0)
         return esp_fail(err, ESP_EFORMAT, "the chat template made no tokens of the messages");
