@@ -186,8 +186,8 @@ static void test_refusals(void **state)
     static const char *const unknown[] = {"*no_such*=bf16"}, *const untyped[] = {"*attn*"},
                              *const badtype[] = {"*attn*=int3"};
     const char *dir = test_tmpdir(), *out = path_in(dir, "out");
-    const char *recipe = test_write(
-        dir, "r.json", "{\"tensors\": {\"model.nothing\": {\"method\": \"rtn\", \"bits\": 4}}}", 61);
+    static const char RECIPE[] = "{\"tensors\": {\"model.nothing\": {\"method\": \"rtn\", \"bits\": 4}}}";
+    const char *recipe = test_write(dir, "r.json", RECIPE, strlen(RECIPE));
     esp_quantize_opts o = {.method = "rtn", .no_eval = true, .threads = 1, .progress = stop};
     esp_error err;
 
