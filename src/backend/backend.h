@@ -1,6 +1,6 @@
 /*
- * A backend: memory of one processor and the means to run a tape on it. Few entries, none specific to an op. The CPU
- * backend is the definition; others are compared with it value by value.
+ * A backend: memory of one processor and the means to run a tape on it. Few entries, none specific to an op.
+ * The CPU backend is the definition; others are compared with it value by value.
  *
  * SPDX-License-Identifier: MIT
  */
@@ -35,20 +35,22 @@ struct esp_span { /* bytes [off, off + bytes) of a buffer */
 /* The pools that a plan reads and writes; owned by whoever allocated the buffers, borrowed by plans. */
 struct esp_pools {
     struct esp_layout layout;
-    struct esp_buf *pages;    /* [n_page][page_bytes] */
-    struct esp_buf *slots;    /* [n_slot][slot_bytes] */
-    struct esp_buf *journals; /* [n_journal][delta layer][journal_rows][conv_dim] f32; NULL without journals */
+    struct esp_buf *pages; /* [n_page][page_bytes] */
+    struct esp_buf *slots; /* [n_slot][slot_bytes] */
+    struct esp_buf
+        *journals; /* [n_journal][delta layer][journal_rows][conv_dim] f32; NULL without journals */
     uint32_t n_page, n_slot, n_journal;
-    uint32_t journal_rows;    /* longest journalled pass, at most ESP_CHUNK */
+    uint32_t journal_rows; /* longest journalled pass, at most ESP_CHUNK */
 };
 
 struct esp_plan_opts {
-    enum esp_act act;         /* activation precision; resolved per weight format */
-    bool act_auto;            /* choose per format instead: int8x2 for integer codes, f32 for others */
-    uint32_t max_tok;         /* limits of a batch */
+    enum esp_act act; /* activation precision; resolved per weight format */
+    bool act_auto;    /* choose per format instead: int8x2 for integer codes, f32 for others */
+    uint32_t max_tok; /* limits of a batch */
     uint32_t max_out;
     uint32_t max_seq;
-    uint32_t context;         /* largest position count */
+    uint32_t context;  /* largest position count */
+    uint32_t max_rank; /* largest rank of adapters; 0: batches have none */
 };
 
 struct esp_backend_ops {
@@ -68,7 +70,8 @@ struct esp_backend_ops {
     esp_status (*compile)(struct esp_dev *d, const struct esp_tape *t, const struct esp_pools *p,
                           const struct esp_plan_opts *o, struct esp_plan **out, esp_error *err);
     void (*plan_free)(struct esp_plan *p);
-    /* Start a step; the batch must stay as it is until wait() returns. Limits of the plan are checked: ESP_EINVAL. */
+    /* Start a step; the batch must stay as it is until wait() returns. Limits of the plan are checked:
+     * ESP_EINVAL. */
     esp_status (*run)(struct esp_plan *p, const struct esp_batch *b, esp_error *err);
     esp_status (*wait)(struct esp_dev *d, esp_error *err);
 };

@@ -142,8 +142,8 @@ esp_status esp_weight_layout(struct esp_weight *w, const char *name, esp_error *
         return esp_trellis_layout(w, name, err);
     if (!esp_mul_size(&row, w->n_in, f->bits))
         return esp_fail(err, ESP_EFORMAT, "%s: a row of %u inputs is too long", name, w->n_in);
-    row /= 8; /* whole: bits is a multiple of 8, or n_in one of 32 */
-    if (f->grouped)
+    row /= 8;                   /* whole: bits is a multiple of 8, or n_in one of 32 */
+    if (f->grouped && w->group) /* checked above */
         scale_row = w->n_in / w->group * esp_scale_bytes(w->scale_type);
     if (!esp_mul_size(&total, row + 2 * scale_row, w->n_out))
         return esp_fail(err, ESP_EFORMAT, "%s: %u x %u does not fit into memory", name, w->n_out, w->n_in);

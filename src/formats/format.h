@@ -103,8 +103,7 @@ uint32_t esp_weight_out_align(const struct esp_weight *w);
  */
 bool esp_weight_same_input(const struct esp_weight *a, const struct esp_weight *b);
 
-/* Scalar conversions, the definition for every other path. f32 to bf16 and f16 round to nearest even, keep
- * NaN. */
+/* Scalar conversions, the definition for every other path. Narrowing rounds to nearest even and keeps NaN. */
 float esp_bf16_to_f32(uint16_t v);
 uint16_t esp_f32_to_bf16(float v);
 float esp_f16_to_f32(uint16_t v);

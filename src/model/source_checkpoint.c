@@ -33,7 +33,8 @@ static esp_status dense_format(enum esp_format_id *out, const struct esp_st_tens
         *out = ESP_FORMAT_F16;
         return ESP_OK;
     default:
-        return esp_fail(err, ESP_EUNSUPPORTED, "%s: tensor %s is %s; weights are F32, BF16, F16 or U32 with scales",
+        return esp_fail(err, ESP_EUNSUPPORTED,
+                        "%s: tensor %s is %s; weights are F32, BF16, F16 or U32 with scales",
                         esp_st_name(t->file), t->name, esp_dtype_name(t->dtype));
     }
 }
@@ -53,26 +54,31 @@ static enum esp_scale_type scale_type(enum esp_dtype d)
     return d == ESP_DTYPE_BF16 ? ESP_SCALE_BF16 : d == ESP_DTYPE_F16 ? ESP_SCALE_F16 : ESP_SCALE_F32;
 }
 
-static esp_status check_rows(const struct esp_st_tensor *t, uint32_t n_out, uint32_t n_in, bool packed, esp_error *err)
+static esp_status check_rows(const struct esp_st_tensor *t, uint32_t n_out, uint32_t n_in, bool packed,
+                             esp_error *err)
 {
     char shape[96];
 
     if (t->n_dim == 2 && t->shape[0] == n_out && (packed || t->shape[1] == n_in))
         return ESP_OK;
-    return esp_fail(err, ESP_EFORMAT, "%s: tensor %s is %s, the config asks for %u rows of %u", esp_st_name(t->file),
-                    t->name, esp_st_shape_text(t, shape, sizeof shape), n_out, n_in);
+    return esp_fail(err, ESP_EFORMAT, "%s: tensor %s is %s, the config asks for %u rows of %u",
+                    esp_st_name(t->file), t->name, esp_st_shape_text(t, shape, sizeof shape), n_out, n_in);
 }
 
 /* The parts of the code that are constants here and numbers in a config. */
-static esp_status check_code(const char *module, const struct esp_quant *q, const struct esp_st_tensor *w, esp_error *err)
+static esp_status check_code(const char *module, const struct esp_quant *q, const struct esp_st_tensor *w,
+                             esp_error *err)
 {
     if (q->state_bits == 0)
-        return esp_fail(err, ESP_EFORMAT, "%s: tensor %s: module %s has mode trellis in the config, but no trellis object",
+        return esp_fail(err, ESP_EFORMAT,
+                        "%s: tensor %s: module %s has mode trellis in the config, but no trellis object",
                         esp_st_name(w->file), w->name, module);
     if (q->group != ESP_TRELLIS_BLOCK || q->state_bits != ESP_TRELLIS_STATE_BITS)
-        return esp_fail(err, ESP_EUNSUPPORTED,
-                        "%s: tensor %s: trellis with group_size %u and L %u; group_size %d and L %d can be read",
-                        esp_st_name(w->file), w->name, q->group, q->state_bits, ESP_TRELLIS_BLOCK, ESP_TRELLIS_STATE_BITS);
+        return esp_fail(
+            err, ESP_EUNSUPPORTED,
+            "%s: tensor %s: trellis with group_size %u and L %u; group_size %d and L %d can be read",
+            esp_st_name(w->file), w->name, q->group, q->state_bits, ESP_TRELLIS_BLOCK,
+            ESP_TRELLIS_STATE_BITS);
     return ESP_OK;
 }
 
@@ -95,20 +101,24 @@ static esp_status trellis(const char *module, const struct esp_quant *q, const s
     if (out->interleaved ? w->shape[0] * 512 != cols || w->shape[1] != rows || w->shape[2] != pair_words
                          : w->shape[0] != rows || w->shape[1] * 32 != cols * q->bits)
         return esp_fail(err, ESP_EFORMAT,
-                        "%s: tensor %s is %s; the config asks for %u x %u in trellis codes of %u bits along axis %u, which is %u rows of %u columns",
-                        esp_st_name(w->file), w->name, esp_st_shape_text(w, shape, sizeof shape), out->n_out, out->n_in, q->bits,
-                        q->axis, (uint32_t)rows, (uint32_t)cols);
+                        "%s: tensor %s is %s; the config asks for %u x %u in trellis codes of %u bits along "
+                        "axis %u, which is %u rows of %u columns",
+                        esp_st_name(w->file), w->name, esp_st_shape_text(w, shape, sizeof shape), out->n_out,
+                        out->n_in, q->bits, q->axis, (uint32_t)rows, (uint32_t)cols);
     for (size_t i = 0; i < rows; i++)
-        if (!isfinite(esp_trellis_scale(&(struct esp_weight){.scales = scales->data, .scale_row_bytes = 2}, i)))
-            return esp_fail(err, ESP_ENUMERIC, "%s: tensor %s: scale %zu is not finite", esp_st_name(scales->file), scales->name, i);
+        if (!isfinite(
+                esp_trellis_scale(&(struct esp_weight){.scales = scales->data, .scale_row_bytes = 2}, i)))
+            return esp_fail(err, ESP_ENUMERIC, "%s: tensor %s: scale %zu is not finite",
+                            esp_st_name(scales->file), scales->name, i);
     return ESP_OK;
 }
 
-static esp_status quantized(struct ctx *c, enum esp_part part, const char *module, const struct esp_st_tensor *w,
-                            const struct esp_st_tensor *scales, struct esp_weight *out, esp_error *err)
+static esp_status quantized(struct ctx *c, enum esp_part part, const char *module,
+                            const struct esp_st_tensor *w, const struct esp_st_tensor *scales,
+                            struct esp_weight *out, esp_error *err)
 {
-    const struct esp_st_tensor *wsb[3] = {w, scales, esp_names_find(&c->names, part, "%s%sbiases", module,
-                                                                    *module ? "." : "")};
+    const struct esp_st_tensor *wsb[3] = {
+        w, scales, esp_names_find(&c->names, part, "%s%sbiases", module, *module ? "." : "")};
     static const char *const path[ESP_PART_COUNT] = {"", "lm_head", "mtp.", "visual."};
     char name[512]; /* as a config names the module: "layers.0" of the drafter is not the trunk's */
     struct esp_quant q;
@@ -118,7 +128,8 @@ static esp_status quantized(struct ctx *c, enum esp_part part, const char *modul
     if (q.mode == ESP_QUANT_TRELLIS)
         return trellis(name, &q, w, scales, out, err);
     if (q.mode != ESP_QUANT_AFFINE)
-        return esp_fail(err, ESP_EUNSUPPORTED, "%s: tensor %s is quantized as %s; affine and trellis can be read",
+        return esp_fail(err, ESP_EUNSUPPORTED,
+                        "%s: tensor %s is quantized as %s; affine and trellis can be read",
                         esp_st_name(w->file), w->name, esp_quant_mode_name(q.mode));
     ESP_TRY(check_rows(w, out->n_out, out->n_in, true, err));
     out->format = affine_format(q.bits);
@@ -141,7 +152,8 @@ static esp_status matrix(void *ctx, enum esp_part part, const char *module, uint
     scales = esp_names_find(&c->names, part, "%s%sscales", module, dot);
     bias = esp_names_find(&c->names, part, "%s%sbias", module, dot);
     if (bias)
-        return esp_fail(err, ESP_EUNSUPPORTED, "%s: tensor %s: linear layers of this family have no additive bias",
+        return esp_fail(err, ESP_EUNSUPPORTED,
+                        "%s: tensor %s: linear layers of this family have no additive bias",
                         esp_st_name(bias->file), bias->name);
     if (scales) {
         ESP_TRY(quantized(c, part, module, w, scales, &r, err));
@@ -155,7 +167,8 @@ static esp_status matrix(void *ctx, enum esp_part part, const char *module, uint
     return ESP_OK;
 }
 
-static esp_status vector(void *ctx, enum esp_part part, const char *name, uint32_t n, float *out, esp_error *err)
+static esp_status vector(void *ctx, enum esp_part part, const char *name, uint32_t n, float *out,
+                         esp_error *err)
 {
     struct ctx *c = ctx;
     const struct esp_st_tensor *t;
@@ -164,15 +177,16 @@ static esp_status vector(void *ctx, enum esp_part part, const char *name, uint32
 
     ESP_TRY(esp_names_need(&t, &c->names, part, err, "%s", name));
     if (esp_st_elements(t) != n)
-        return esp_fail(err, ESP_EFORMAT, "%s: tensor %s is %s, the config asks for %u values", esp_st_name(t->file),
-                        t->name, esp_st_shape_text(t, shape, sizeof shape), n);
+        return esp_fail(err, ESP_EFORMAT, "%s: tensor %s is %s, the config asks for %u values",
+                        esp_st_name(t->file), t->name, esp_st_shape_text(t, shape, sizeof shape), n);
     ESP_TRY(dense_format(&w.format, t, err));
     w.codes = t->data;
     ESP_TRY(esp_weight_layout(&w, t->name, err));
     esp_format_get(w.format)->decode(&w, 0, 0, n, out);
     for (uint32_t i = 0; i < n; i++)
         if (!isfinite(out[i]))
-            return esp_fail(err, ESP_ENUMERIC, "%s: tensor %s: element %u is not finite", esp_st_name(t->file), t->name, i);
+            return esp_fail(err, ESP_ENUMERIC, "%s: tensor %s: element %u is not finite",
+                            esp_st_name(t->file), t->name, i);
     return ESP_OK;
 }
 
@@ -198,8 +212,14 @@ esp_status esp_source_checkpoint(struct esp_source **out, struct esp_checkpoint 
         return st;
     }
     c->ck = ck;
-    *s = (struct esp_source){.ctx = c, .norms_shifted = c->names.norms_shifted, .tied = c->names.tied,
-                             .matrix = matrix, .vector = vector, .close = close_source};
+    *s = (struct esp_source){.ctx = c,
+                             .norms_shifted = c->names.norms_shifted,
+                             .mtp_norms_shifted = c->names.mtp_norms_shifted,
+                             .has_mtp = c->names.set[ESP_PART_MTP] != NULL,
+                             .tied = c->names.tied,
+                             .matrix = matrix,
+                             .vector = vector,
+                             .close = close_source};
     *out = s;
     return ESP_OK;
 }

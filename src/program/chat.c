@@ -318,6 +318,7 @@ int esp_chat_loop(struct esp_talk *t, const struct esp_options *o)
 
     if (!r)
         return esp_report_as(ESP_EXIT_FAILURE, "memory", "no memory for line editing");
+    t->goes_on = true;
     esp_strbuf_init(&line, MAX_LINE);
     esp_strbuf_init(&text, MAX_LINE);
     esp_say_info("%s, context %u tokens. /help lists the commands, Ctrl-D leaves.", t->session->shown,

@@ -173,6 +173,8 @@ enum esp_line_result esp_line_read(struct esp_line_reader *r, const char *prompt
     const char *line;
 
     r->prompt = prompt;
+    el_set(r->edit, EL_PREP_TERM,
+           1); /* before the prompt is shown: a Ctrl-D right behind it must be a key already */
     line = el_gets(r->edit, &n);
     esp_strbuf_clear(out);
     if (esp_interrupted()) {

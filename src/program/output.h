@@ -87,7 +87,7 @@ void esp_progress_begin(struct esp_progress *p, const char *what, double total, 
 void esp_progress_update(struct esp_progress *p, double done);
 void esp_progress_end(struct esp_progress *p);
 
-/* ---- signals ---------------------------------------------------------------------------------------- */
+/* ---- signals ---- */
 
 /* First SIGINT or SIGTERM sets a flag, the second ends the process at once; SIGPIPE becomes a failed write.
  */

@@ -11,6 +11,7 @@
 #include "espalier/espalier.h"
 
 #include "program/options.h"
+#include "program/output.h"
 
 struct esp_session {
     const struct esp_options *opt;
@@ -20,7 +21,7 @@ struct esp_session {
     esp_model_info info;
     esp_engine *engine; /* NULL until esp_session_engine() */
     esp_engine_opts engine_opts;
-    struct esp_progress *progress; /* while loading */
+    struct esp_progress progress; /* while loading */
     uint64_t seed;
 };
 

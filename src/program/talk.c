@@ -241,28 +241,90 @@ static bool opens_thinking(const char *text, size_t len)
     return len >= sizeof tag - 1 && memcmp(text + len - (sizeof tag - 1), tag, sizeof tag - 1) == 0;
 }
 
-/* Bring the sequence to exactly the n tokens of the prompt, keeping what both share. */
-static esp_status align(struct esp_talk *t, const esp_token *ids, size_t n, size_t *shared, esp_error *err)
+/* Run what is known of the sequence but for its last token, without an answer. */
+static esp_status run_known(struct esp_talk *t, esp_error *err)
 {
-    const size_t have = esp_seq_length(t->seq);
+    esp_event events[MAX_EVENTS];
+    bool done = false;
+
+    ESP_TRY(esp_seq_generate(t->seq, 0, err));
+    while (!done && !esp_interrupted()) {
+        size_t n = 0;
+
+        ESP_TRY(esp_engine_step(t->session->engine, events, MAX_EVENTS, &n, err));
+        for (size_t i = 0; i < n; i++) {
+            if (events[i].seq == t->seq && events[i].finish == ESP_FINISH_FAILED)
+                return esp_fail(err, ESP_ENUMERIC, "%s",
+                                events[i].message ? events[i].message : "the prompt failed");
+            done = done || (events[i].seq == t->seq && events[i].finish != ESP_FINISH_NONE);
+        }
+    }
+    esp_seq_stop(t->seq);
+    return ESP_OK;
+}
+
+/* How many of the n tokens of the prompt the sequence begins with; all but one at most, whose logits are
+ * needed. */
+static esp_status shared(const struct esp_talk *t, const esp_token *ids, size_t n, size_t *common,
+                         esp_error *err)
+{
+    const size_t have = esp_seq_length(t->seq), most = have < n - 1 ? have : n - 1;
     esp_token *old = calloc(have + 1, sizeof *old);
-    size_t got = 0, common = 0;
+    size_t got = 0;
     esp_status s;
 
     if (!old)
         return esp_fail(err, ESP_ENOMEM, "no memory for %zu token ids", have);
     s = esp_seq_tokens(t->seq, old, have, &got, err);
-    while (s == ESP_OK && common < have && common < n && old[common] == ids[common])
-        common++;
+    for (*common = 0; s == ESP_OK && *common < most && old[*common] == ids[*common];)
+        (*common)++;
     free(old);
-    if (common == n && n)
-        common--; /* the last token runs again, for the logits behind it */
-    if (s == ESP_OK && common < have)
-        s = esp_seq_rewind(t->seq, common, err);
-    if (s == ESP_OK)
-        s = esp_seq_append(t->seq, ids + common, n - common, err);
-    *shared = common;
     return s;
+}
+
+/*
+ * Bring the sequence to exactly the n tokens of the prompt, keeping what both share. Templates write an
+ * answer of the past without the thinking that opened it, so the next prompt parts from this one at `turn`,
+ * where the messages end: a snapshot there is what the next turn goes on from. turn 0: none is needed.
+ */
+static esp_status align(struct esp_talk *t, const esp_token *ids, size_t n, size_t turn, esp_error *err)
+{
+    const size_t context = t->session->engine_opts.context;
+    size_t common = 0;
+
+    if (n == 0)
+        return esp_fail(err, ESP_EFORMAT, "the chat template made no tokens of the messages");
+    if (n >= context)
+        return esp_fail(err, ESP_ENOFIT,
+                        "the prompt has %zu tokens; the context of %zu has no room for an answer", n,
+                        context);
+    ESP_TRY(shared(t, ids, n, &common, err));
+    if (common < esp_seq_length(t->seq))
+        ESP_TRY(esp_seq_rewind(t->seq, common, err));
+    if (turn >= common && turn > 0 && turn + 1 < n) {
+        ESP_TRY(esp_seq_append(t->seq, ids + common, turn + 1 - common, err));
+        common = turn + 1;
+        ESP_TRY(run_known(t, err));
+        if (esp_seq_snapshot(t->seq, NULL) != ESP_OK)
+            esp_say_detail("no snapshot was free; the next turn may run more of the prompt again");
+    }
+    return esp_seq_append(t->seq, ids + common, n - common, err);
+}
+
+/* How many of the n tokens of the prompt stand before the answer is opened; 0 when that cannot be said. */
+static size_t turn_start(const struct esp_talk *t, const char *messages, esp_chat_opts opts,
+                         const esp_token *ids, size_t n)
+{
+    esp_token *closed = NULL;
+    size_t len = 0, same = 0;
+
+    opts.no_generation_prompt = true;
+    if (!t->goes_on || esp_chat_ids(t->session->model, messages, &opts, &closed, &len, NULL) != ESP_OK)
+        return 0;
+    while (same < len && same < n && closed[same] == ids[same])
+        same++;
+    free(closed);
+    return same;
 }
 
 static esp_status prompt(struct turn *u, enum esp_text_mode *mode, esp_error *err)
@@ -286,7 +348,7 @@ static esp_status prompt(struct turn *u, enum esp_text_mode *mode, esp_error *er
     if (s == ESP_OK) {
         *mode = opens_thinking(text, len) ? ESP_TEXT_THINKING : ESP_TEXT_ANSWER;
         u->answer->prompt_tokens = n;
-        s = align(t, ids, n, &u->answer->cached_tokens, err);
+        s = align(t, ids, n, turn_start(t, messages, opts, ids, n), err);
     }
     free(text);
     free(ids);
@@ -321,14 +383,11 @@ static esp_status generate(struct turn *u, esp_error *err)
 {
     struct esp_talk *t = u->talk;
     const size_t context = t->session->engine_opts.context, used = esp_seq_length(t->seq);
-    const size_t room = used < context ? context - used : 0;
+    const size_t room = context - used; /* align() has left some */
     const size_t most = t->max_tokens && t->max_tokens < room ? t->max_tokens : room;
     esp_event events[MAX_EVENTS];
     bool done = false;
 
-    if (!room)
-        return esp_fail(err, ESP_ENOFIT, "%zu tokens fill the context of %zu; no room is left for an answer",
-                        used, context);
     ESP_TRY(esp_seq_generate(t->seq, most, err));
     while (!done) {
         size_t n = 0;
@@ -368,9 +427,11 @@ esp_status esp_talk_answer(struct esp_talk *t, esp_text_fn fn, void *user, struc
 {
     struct turn u = {.talk = t, .answer = out, .fn = fn, .user = user, .start = esp_now()};
     enum esp_text_mode mode = ESP_TEXT_ANSWER;
+    esp_stats before, after;
     esp_status s;
 
     memset(out, 0, sizeof *out);
+    esp_engine_stats(t->session->engine, &before);
     esp_strbuf_init(&out->text, MAX_ANSWER_BYTES);
     esp_strbuf_init(&out->thinking, MAX_ANSWER_BYTES);
     s = prompt(&u, &mode, err);
@@ -382,8 +443,9 @@ esp_status esp_talk_answer(struct esp_talk *t, esp_text_fn fn, void *user, struc
         esp_seq_stop(t->seq);
     if (s == ESP_OK)
         s = keep_answer(&u, err);
-    if (s == ESP_OK && esp_seq_snapshot(t->seq, NULL) != ESP_OK)
-        esp_say_detail("no snapshot was free; the next turn may run more of the prompt again");
+    esp_engine_stats(t->session->engine, &after);
+    if (after.prompt_tokens - before.prompt_tokens < out->prompt_tokens) /* rewinding may run some again */
+        out->cached_tokens = out->prompt_tokens - (after.prompt_tokens - before.prompt_tokens);
     esp_text_stream_destroy(u.stream);
     out->total_s = esp_now() - u.start;
     return s;

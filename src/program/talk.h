@@ -27,6 +27,7 @@ struct esp_talk {
     const char *const *stops;
     size_t n_stops;
     FILE *transcript; /* or NULL */
+    bool goes_on;     /* turns may follow: keep what they can go on from */
 };
 
 enum esp_answer_end { ESP_ANSWER_END, ESP_ANSWER_LENGTH, ESP_ANSWER_STOP, ESP_ANSWER_INTERRUPTED };
@@ -35,8 +36,9 @@ struct esp_answer {
     struct esp_strbuf text, thinking;
     enum esp_answer_end end;
     const char *stop; /* the stop string, or NULL */
-    size_t prompt_tokens, cached_tokens, generated_tokens;
-    double first_s; /* until the first token */
+    size_t prompt_tokens, generated_tokens;
+    size_t cached_tokens; /* of the prompt, those that were not run again */
+    double first_s;       /* until the first token */
     double total_s;
 };
 

@@ -361,10 +361,13 @@ static void print_text(const struct inspect *x)
     }
     if (!v[OPT_CHECK].on)
         return;
-    json_array_foreach(x->bad, i, t) esp_out_printf(
-        "bad: %s has %lld NaN and %lld infinite values\n", json_string_value(json_object_get(t, "name")),
-        (long long)json_integer_value(json_object_get(t, "nan")),
-        (long long)json_integer_value(json_object_get(t, "infinite")));
+    json_array_foreach(x->bad, i, t)
+    {
+        esp_out_printf("bad: %s has %lld NaN and %lld infinite values\n",
+                       json_string_value(json_object_get(t, "name")),
+                       (long long)json_integer_value(json_object_get(t, "nan")),
+                       (long long)json_integer_value(json_object_get(t, "infinite")));
+    }
     esp_out_printf("checked     %llu values, %llu NaN, %llu infinite\n", (unsigned long long)x->checked,
                    (unsigned long long)x->nans, (unsigned long long)x->infinities);
 }

@@ -131,11 +131,12 @@ static esp_status plan(struct measure *m, esp_error *err)
 static double row_nll(const float *row, size_t n, esp_token id)
 {
     float max = row[0];
-    double sum = 0;
+    double sum;
 
     for (size_t i = 1; i < n; i++)
         max = row[i] > max ? row[i] : max;
-    for (size_t i = 0; i < n; i++)
+    sum = exp((double)row[0] - (double)max);
+    for (size_t i = 1; i < n; i++)
         sum += exp((double)row[i] - (double)max);
     return log(sum) - ((double)row[id] - (double)max);
 }

@@ -193,9 +193,26 @@ static esp_status compare_identity(const struct esp_quant_job *j, const char *pa
     return s;
 }
 
+/* New folders, and what the run is in path. */
+static esp_status make_work(struct esp_quant_job *j, const char *path, const json_t *mine, esp_error *err)
+{
+    char *text;
+    esp_status s;
+
+    ESP_TRY(esp_folder_make(j->work, err));
+    ESP_TRY(esp_folder_make(j->state, err));
+    ESP_TRY(check_disk(j, err));
+    text = json_dumps(mine, JSON_COMPACT | JSON_SORT_KEYS);
+    if (!text)
+        return esp_fail(err, ESP_ENOMEM, "%s: out of memory", path);
+    s = esp_file_write(path, &(struct esp_part_bytes){text, strlen(text)}, 1, err);
+    (free)(text); /* jansson's own memory */
+    return s;
+}
+
 static esp_status begin_work(struct esp_quant_job *j, esp_error *err)
 {
-    char *path = esp_path_join(j->state, "job.json"), *text = NULL;
+    char *path = esp_path_join(j->state, "job.json");
     json_t *mine = identity(j);
     esp_status s = path && mine ? ESP_OK : esp_fail(err, ESP_ENOMEM, "%s: out of memory", j->work);
 
@@ -206,21 +223,8 @@ static esp_status begin_work(struct esp_quant_job *j, esp_error *err)
         s = esp_folder_sweep(j->work, err);
     if (s == ESP_OK)
         s = esp_folder_sweep(j->state, err);
-    if (s == ESP_OK && esp_file_exists(path)) {
-        s = compare_identity(j, path, mine, err);
-    } else if (s == ESP_OK) {
-        s = esp_folder_make(j->work, err);
-        if (s == ESP_OK)
-            s = esp_folder_make(j->state, err);
-        if (s == ESP_OK)
-            s = check_disk(j, err);
-        text = json_dumps(mine, JSON_COMPACT | JSON_SORT_KEYS);
-        if (s == ESP_OK && !text)
-            s = esp_fail(err, ESP_ENOMEM, "%s: out of memory", path);
-        if (s == ESP_OK)
-            s = esp_file_write(path, &(struct esp_part_bytes){text, strlen(text)}, 1, err);
-        (free)(text); /* jansson's own memory */
-    }
+    if (s == ESP_OK)
+        s = esp_file_exists(path) ? compare_identity(j, path, mine, err) : make_work(j, path, mine, err);
     json_decref(mine);
     esp_free(path);
     return s;

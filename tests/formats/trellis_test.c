@@ -363,6 +363,71 @@ static void test_views(void **state)
     }
 }
 
+/* One "t ..." line of the page against the block. */
+static void check_line(const char *line, const struct esp_weight *w)
+{
+    static const char *const names[] = {"t", "bit", "state", "hash", "y", "weight"};
+    static const int base[] = {10, 10, 10, 16, 10, 16};
+    long long v[6];
+    uint32_t state;
+    float weight;
+
+    for (size_t i = 0; i < 6; i++) {
+        char *end;
+
+        line = strstr(line, names[i]);
+        assert_non_null(line);
+        v[i] = strtoll(line + strlen(names[i]), &end, base[i]);
+        line = end;
+    }
+    state = esp_trellis_state(3, w->codes, (uint32_t)v[0]);
+    esp_format_get(w->format)->decode(w, 0, (size_t)v[0], 1, &weight);
+    assert_true((255 - v[0]) * 3 == v[1]);
+    assert_true(state == v[2]);
+    assert_true(state * 34038481u + 76625530u == v[3]);
+    assert_true(esp_trellis_value(state) == v[4]);
+    assert_true(tv_float_bits(weight) == v[5]);
+}
+
+/* The worked example of the format's page. */
+static void test_page(void **state)
+{
+    FILE *f = fopen(test_path("doc/formats/trellis.md"), "r");
+    uint8_t block[96], scale[2];
+    struct esp_weight w = {.format = ESP_FORMAT_TRELLIS3,
+                           .scale_type = ESP_SCALE_F16,
+                           .n_out = 1,
+                           .n_in = 256,
+                           .axis = 1,
+                           .codes = block,
+                           .scales = scale};
+    size_t n = 0, lines = 0;
+    char line[256];
+    esp_error err;
+
+    (void)state;
+    assert_non_null(f);
+    test_ok(esp_weight_layout(&w, "example", &err), &err);
+    while (fgets(line, sizeof line, f)) {
+        char *at = line + 6;
+
+        for (size_t i = 0; strncmp(line, "bytes ", 6) == 0 && i < 32 && n < sizeof block; i++)
+            block[n++] = (uint8_t)strtoul(at, &at, 16);
+        if (strncmp(line, "scale ", 6) == 0) {
+            const uint16_t half = (uint16_t)strtoul(at, NULL, 16);
+
+            memcpy(scale, &half, 2);
+        }
+        if (strncmp(line, "t ", 2) == 0 && ++lines)
+            check_line(line, &w);
+    }
+    fclose(f);
+    assert_int_equal(n, 96);
+    assert_int_equal(lines, 9);
+    for (size_t i = 0; i < n; i++)
+        assert_int_equal(block[i], (37 * i + 11) % 256);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -377,6 +442,7 @@ int main(void)
         cmocka_unit_test(test_subnormal_scale),
         cmocka_unit_test(test_layout),
         cmocka_unit_test(test_views),
+        cmocka_unit_test(test_page),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

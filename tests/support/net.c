@@ -25,19 +25,24 @@ enum esp_cpu_level test_level(void)
 
 void test_net_open(struct test_net *t, struct test_net_opts o)
 {
-    struct esp_plan_opts p = {.act = o.act, .max_tok = o.max_tok ? o.max_tok : 512, .max_seq = o.n_seq ? o.n_seq : 4,
+    struct esp_plan_opts p = {.act = o.act,
+                              .max_tok = o.max_tok ? o.max_tok : 512,
+                              .max_seq = o.n_seq ? o.n_seq : 4,
                               .context = o.context ? o.context : 2048};
-    struct esp_pool_sizes z = {.n_slot = 4 * p.max_seq, .n_journal = p.max_seq,
+    struct esp_pool_sizes z = {.n_slot = 4 * p.max_seq,
+                               .n_journal = p.max_seq,
                                .journal_rows = o.journal_rows ? o.journal_rows : 32};
     esp_error err;
 
     memset(t, 0, sizeof *t);
     p.max_out = p.max_tok;
+    p.max_rank = o.max_rank;
     z.n_page = p.max_seq * ((p.context + ESP_SPAN - 1) / ESP_SPAN + 1);
     test_ok(esp_checkpoint_open(&t->ck, o.folder[0] == '/' ? o.folder : test_path(o.folder), &err), &err);
     test_ok(esp_source_checkpoint(&t->src, t->ck, &err), &err);
     test_ok(esp_net_load(&t->net, &t->ck->config, t->src, &err), &err);
     t->net->layout.kv = o.kv;
+    t->net->layout.n_attn += o.mtp;
     test_ok(esp_layout_finish(&t->net->layout, &err), &err);
     test_ok(esp_cpu_open(&t->dev, o.level, o.threads ? o.threads : 1, &err), &err);
     test_ok(esp_state_pools_create(&t->pools, t->dev, &t->net->layout, &z, &err), &err);
@@ -59,8 +64,8 @@ void test_net_close(struct test_net *t)
     memset(t, 0, sizeof *t);
 }
 
-void test_net_run(struct test_net *t, struct esp_state *s, const int32_t *ids, uint32_t n, uint32_t cut, float *logits,
-                  esp_tap_fn tap, void *tap_user)
+void test_net_run(struct test_net *t, struct esp_state *s, const int32_t *ids, uint32_t n, uint32_t cut,
+                  float *logits, esp_tap_fn tap, void *tap_user)
 {
     static int32_t pos[MAX_PASS][3];
     static uint32_t out_rows[MAX_PASS];
@@ -69,15 +74,26 @@ void test_net_run(struct test_net *t, struct esp_state *s, const int32_t *ids, u
     for (uint32_t i = 0; i < n;) {
         uint32_t m = cut && n - i > cut ? cut : n - i;
         struct esp_batch_seq seq;
-        struct esp_batch b = {.n_tok = m, .ids = ids + i, .pos = (const int32_t(*)[3])pos, .n_seq = 1, .seqs = &seq,
-                              .n_out = logits ? m : 0, .out_rows = out_rows,
-                              .logits = logits ? logits + (size_t)i * t->n_vocab : NULL, .tap = tap, .tap_user = tap_user};
+        struct esp_batch b = {.n_tok = m,
+                              .ids = ids + i,
+                              .pos = (const int32_t(*)[3])pos,
+                              .n_seq = 1,
+                              .seqs = &seq,
+                              .n_out = logits ? m : 0,
+                              .out_rows = out_rows,
+                              .logits = logits ? logits + (size_t)i * t->n_vocab : NULL,
+                              .tap = tap,
+                              .tap_user = tap_user};
 
         for (uint32_t j = 0; j < m; j++) {
             pos[j][0] = pos[j][1] = pos[j][2] = (int32_t)(esp_state_length(s) + j);
             out_rows[j] = j;
         }
         test_ok(esp_state_begin(s, m, ESP_PASS_WRITE, &seq, &err), &err);
+        seq.n_lora = t->n_lora;
+        memcpy(seq.lora, t->lora, sizeof seq.lora);
+        for (uint32_t j = 0; j < ESP_LORA_STACK; j++)
+            seq.lora_scale[j] = 1.0f;
         test_ok(t->dev->ops->run(t->plan, &b, &err), &err);
         test_ok(t->dev->ops->wait(t->dev, &err), &err);
         test_ok(esp_state_commit(s, m, &err), &err);

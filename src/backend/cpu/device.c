@@ -1,5 +1,6 @@
 /*
- * The CPU as a device: host memory in 2 MiB-friendly blocks, copies by memcpy, a kernel table and a thread pool.
+ * The CPU as a device: host memory in 2 MiB-friendly blocks, copies by memcpy, a kernel table and a thread
+ * pool.
  *
  * SPDX-License-Identifier: MIT
  */
@@ -28,7 +29,8 @@ static esp_status cpu_alloc(struct esp_dev *d, size_t bytes, struct esp_buf **ou
     }
     if (b->bytes >= 8 * (size_t)HUGE)
         madvise(b->host, b->bytes, MADV_HUGEPAGE); /* a hint; refusal costs speed only */
-    /* Touch every page now: what the plan promised is taken at the start, and no step can fail for want of it. */
+    /* Touch every page now: what the plan promised is taken at the start, and no step can fail for want of
+     * it. */
     for (size_t i = 0; i < b->bytes; i += PAGE)
         ((volatile uint8_t *)b->host)[i] = 0;
     *out = b;
@@ -47,7 +49,8 @@ static esp_status cpu_copy(struct esp_span dst, struct esp_span src, esp_error *
 {
     if (dst.bytes != src.bytes || dst.off > dst.buf->bytes || dst.bytes > dst.buf->bytes - dst.off ||
         src.off > src.buf->bytes || src.bytes > src.buf->bytes - src.off)
-        return esp_fail(err, ESP_EINVAL, "copy of %zu bytes into %zu leaves its buffer", src.bytes, dst.bytes);
+        return esp_fail(err, ESP_EINVAL, "copy of %zu bytes into %zu leaves its buffer", src.bytes,
+                        dst.bytes);
     memmove((uint8_t *)dst.buf->host + dst.off, (const uint8_t *)src.buf->host + src.off, src.bytes);
     return ESP_OK;
 }
@@ -55,7 +58,7 @@ static esp_status cpu_copy(struct esp_span dst, struct esp_span src, esp_error *
 static esp_status cpu_wait(struct esp_dev *d, esp_error *err)
 {
     (void)d;
-    (void)err; /* cpu_run() returns when the step is done */
+    (void)err; /* esp_cpu_run() returns when the step is done */
     return ESP_OK;
 }
 
@@ -75,11 +78,11 @@ static const struct esp_backend_ops cpu_ops = {
     .alloc = cpu_alloc,
     .free = cpu_free,
     .copy = cpu_copy,
-    .can = cpu_can,
-    .plan_bytes = cpu_plan_bytes,
-    .compile = cpu_compile,
-    .plan_free = cpu_plan_free,
-    .run = cpu_run,
+    .can = esp_cpu_can,
+    .plan_bytes = esp_cpu_plan_bytes,
+    .compile = esp_cpu_compile,
+    .plan_free = esp_cpu_plan_free,
+    .run = esp_cpu_run,
     .wait = cpu_wait,
 };
 

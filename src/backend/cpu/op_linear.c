@@ -1,6 +1,6 @@
 /*
- * Products with weights. The products of a step share one list of tasks: each task is a range of outputs of one weight
- * for all rows of the step, so a weight is read from memory once whatever the number of rows.
+ * Products with weights. The products of a step share one list of tasks: each task is a range of outputs of
+ * one weight for all rows of the step, so a weight is read from memory once whatever the number of rows.
  *
  * SPDX-License-Identifier: MIT
  */
@@ -63,7 +63,7 @@ static uint32_t grain_for(const struct linear *l, uint32_t grain)
     return (grain + align - 1) / align * align;
 }
 
-void cpu_step_linear(const struct thread *t, const struct step *s)
+void esp_cpu_step_linear(const struct thread *t, const struct step *s)
 {
     const struct esp_plan *p = t->p;
     uint32_t n_row = rows_of(p, s), grain = grain_of(p, s, t->n_thread);

@@ -1,6 +1,6 @@
 /*
- * Ops that treat every row alone: embedding, norms, rotation, gates, sums. Tasks are ranges of rows; where a row has
- * heads, ranges of (row, head).
+ * Ops that treat every row alone: embedding, norms, rotation, gates, sums. Tasks are ranges of rows; where a
+ * row has heads, ranges of (row, head).
  *
  * SPDX-License-Identifier: MIT
  */
@@ -13,7 +13,8 @@ static void embed(const struct esp_plan *p, const struct esp_op *op, uint32_t i)
 {
     const struct esp_format *f = esp_format_get(op->w->format);
 
-    f->decode(op->w, (size_t)p->batch->ids[i], 0, op->w->n_in, plan_value(p, op->out) + (size_t)i * op->w->n_in);
+    f->decode(op->w, (size_t)p->batch->ids[i], 0, op->w->n_in,
+              plan_value(p, op->out) + (size_t)i * op->w->n_in);
 }
 
 static void head_rope(const struct esp_plan *p, const struct esp_op *op, uint32_t i)
@@ -49,16 +50,24 @@ static void gates(const struct esp_plan *p, const struct esp_op *op, uint32_t i)
     uint32_t n = p->tape->values[op->a].width;
     float *y = plan_value(p, op->out) + (size_t)i * 2 * n;
 
-    p->dev->k.delta_gates(plan_value(p, op->a) + (size_t)i * n, plan_value(p, op->b) + (size_t)i * n, op->vec0, op->vec1,
-                          y, y + n, n);
+    p->dev->k.delta_gates(plan_value(p, op->a) + (size_t)i * n, plan_value(p, op->b) + (size_t)i * n,
+                          op->vec0, op->vec1, y, y + n, n);
 }
 
 static void gated_norm(const struct esp_plan *p, const struct esp_op *op, uint32_t i)
 {
     uint32_t n = p->tape->values[op->out].width / op->n_head;
 
-    p->dev->k.gated_norm(plan_value(p, op->a) + (size_t)i * n, plan_value(p, op->b) + (size_t)i * n, op->vec0, op->eps,
-                         plan_value(p, op->out) + (size_t)i * n, n);
+    p->dev->k.gated_norm(plan_value(p, op->a) + (size_t)i * n, plan_value(p, op->b) + (size_t)i * n, op->vec0,
+                         op->eps, plan_value(p, op->out) + (size_t)i * n, n);
+}
+
+static void concat(const struct esp_plan *p, const struct esp_op *op, uint32_t i, float *y)
+{
+    size_t na = p->tape->values[op->a].width, nb = p->tape->values[op->b].width;
+
+    memcpy(y, plan_value(p, op->a) + i * na, na * sizeof *y);
+    memcpy(y + na, plan_value(p, op->b) + i * nb, nb * sizeof *y);
 }
 
 /* One row of an op without heads. */
@@ -76,6 +85,12 @@ static void plain_row(const struct esp_plan *p, const struct esp_op *op, uint32_
     case ESP_OP_ADD:
         memcpy(y, a + i * n, n * sizeof *y);
         k->add(y, plan_value(p, op->b) + i * n, n);
+        break;
+    case ESP_OP_INPUT:
+        memcpy(y, p->batch->input + i * n, n * sizeof *y);
+        break;
+    case ESP_OP_CONCAT:
+        concat(p, op, i, y);
         break;
     case ESP_OP_SWIGLU:
         k->swiglu(a + i * n, plan_value(p, op->b) + i * n, y, n);
@@ -110,9 +125,20 @@ static void one(const struct esp_plan *p, const struct esp_op *op, uint32_t i)
     }
 }
 
-void cpu_op_rows(const struct thread *t, const struct esp_op *op)
+/* The wanted hidden rows leave the plan; the value stays. */
+void esp_cpu_op_hidden(const struct thread *t, const struct esp_op *op)
 {
-    bool per_head = op->kind == ESP_OP_HEAD_ROPE || op->kind == ESP_OP_HEAD_GATE || op->kind == ESP_OP_GATED_NORM;
+    const struct esp_batch *b = t->p->batch;
+    size_t n = t->p->tape->values[op->a].width;
+
+    if (b->hidden && t->tid == 0)
+        memcpy(b->hidden, plan_value(t->p, op->a), b->n_tok * n * sizeof *b->hidden);
+}
+
+void esp_cpu_op_rows(const struct thread *t, const struct esp_op *op)
+{
+    bool per_head =
+        op->kind == ESP_OP_HEAD_ROPE || op->kind == ESP_OP_HEAD_GATE || op->kind == ESP_OP_GATED_NORM;
     uint32_t n = plan_rows(t->p, op->out) * (per_head ? op->n_head : 1);
     uint32_t grain = n / (t->n_thread * 4) + 1, n_task = (n + grain - 1) / grain;
 
@@ -125,7 +151,7 @@ void cpu_op_rows(const struct thread *t, const struct esp_op *op)
 }
 
 /* Cosines and sines of every token of the step; rows are shared out by thread number. */
-void cpu_rope_table(const struct thread *t)
+void esp_cpu_rope_table(const struct thread *t)
 {
     const struct esp_rope *r = &t->p->tape->rope;
 

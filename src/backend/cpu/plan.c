@@ -1,7 +1,7 @@
 /*
- * Compiling a tape for the CPU: group linear ops that share an input, choose kernels, and lay scratch out so that values
- * whose lives do not overlap share bytes. The layout is a function of the tape and the limits alone, so memory is known
- * before anything is allocated.
+ * Compiling a tape for the CPU: group linear ops that share an input, choose kernels, and lay scratch out so
+ * that values whose lives do not overlap share bytes. The layout is a function of the tape and the limits
+ * alone, so memory is known before anything is allocated.
  *
  * SPDX-License-Identifier: MIT
  */
@@ -28,7 +28,7 @@ static enum esp_act act_of(const struct esp_plan_opts *o, enum esp_format_id f)
     return esp_act_resolve(f, o->act);
 }
 
-bool cpu_can(const struct esp_dev *d, const struct esp_op *op)
+bool esp_cpu_can(const struct esp_dev *d, const struct esp_op *op)
 {
     (void)d;
     return op->kind < ESP_OP_COUNT && (!op->w || op->w->format < ESP_FORMAT_COUNT);
@@ -76,8 +76,8 @@ static size_t place_values(const struct esp_tape *t, const struct esp_plan_opts 
 }
 
 /* Set up l for op; l0[0..n) are the earlier products of the same step, whose prepared rows it may share. */
-static void choose_kernel(struct esp_plan *p, struct linear *l, const struct esp_op *op, const struct linear *l0,
-                          uint32_t n, size_t *act_used)
+static void choose_kernel(struct esp_plan *p, struct linear *l, const struct esp_op *op,
+                          const struct linear *l0, uint32_t n, size_t *act_used)
 {
     const struct esp_kernels *k = &p->dev->k;
 
@@ -113,11 +113,14 @@ static void make_steps(struct esp_plan *p)
             continue;
         }
         do {
-            choose_kernel(p, &p->linears[p->n_linear], &t->ops[i], &p->linears[s->first_linear], s->n_linear, &act_used);
+            choose_kernel(p, &p->linears[p->n_linear], &t->ops[i], &p->linears[s->first_linear], s->n_linear,
+                          &act_used);
             p->n_linear++;
             s->n_linear++;
             i++;
         } while (i < t->n_op && t->ops[i].kind == s->op->kind && t->ops[i].a == s->op->a);
+        if (s->n_linear > p->max_group)
+            p->max_group = s->n_linear;
         if (act_used > p->act_bytes)
             p->act_bytes = act_used;
     }
@@ -133,25 +136,28 @@ static esp_status lay_out(struct esp_plan *p, esp_error *err)
 {
     const struct esp_tape *t = p->tape;
     const struct esp_layout *l = &p->pools.layout;
-    size_t thread_floats = max_size(cpu_attend_thread_floats(t, l), cpu_delta_thread_floats(l));
+    size_t thread_floats =
+        max_size(max_size(esp_cpu_attend_thread_floats(t, l), esp_cpu_delta_thread_floats(l)),
+                 esp_cpu_lora_thread_floats(&p->opts));
 
     p->steps = esp_alloc_array(t->n_op, sizeof *p->steps);
     p->linears = esp_alloc_array(t->n_op, sizeof *p->linears);
     p->value_off = esp_alloc_array(t->n_value, sizeof *p->value_off);
-    p->counters = esp_alloc_array((size_t)t->n_op * 2, sizeof *p->counters);
+    p->counters = esp_alloc_array((size_t)t->n_op * STEP_COUNTERS, sizeof *p->counters);
     if (!p->steps || !p->linears || !p->value_off || !p->counters)
         return esp_fail(err, ESP_ENOMEM, "plan of %u ops: out of memory", t->n_op);
     make_steps(p);
     p->values_bytes = place_values(t, &p->opts, p->value_off);
     p->rope_bytes = pad64((size_t)p->opts.max_tok * 2 * t->rope.n_half * sizeof(float));
-    p->split_bytes = pad64(cpu_attend_split_floats(t, l, &p->opts) * sizeof(float));
+    p->split_bytes = pad64(esp_cpu_attend_split_floats(t, l, &p->opts) * sizeof(float));
+    p->lora_bytes = pad64((size_t)p->max_group * p->opts.max_tok * p->opts.max_rank * sizeof(float));
     p->thread_bytes = pad64(thread_floats * sizeof(float));
-    p->scratch_bytes = p->values_bytes + p->act_bytes + p->rope_bytes + p->split_bytes +
+    p->scratch_bytes = p->values_bytes + p->act_bytes + p->rope_bytes + p->split_bytes + p->lora_bytes +
                        p->thread_bytes * esp_pool_size(p->dev->pool);
     return ESP_OK;
 }
 
-void cpu_plan_free(struct esp_plan *p)
+void esp_cpu_plan_free(struct esp_plan *p)
 {
     if (!p)
         return;
@@ -180,39 +186,40 @@ static esp_status plan_create(struct esp_plan **out, struct esp_dev *d, const st
     p->pools.layout = *l;
     s = lay_out(p, err);
     if (s != ESP_OK) {
-        cpu_plan_free(p);
+        esp_cpu_plan_free(p);
         return s;
     }
     *out = p;
     return ESP_OK;
 }
 
-esp_status cpu_plan_bytes(struct esp_dev *d, const struct esp_tape *t, const struct esp_layout *l,
-                          const struct esp_plan_opts *o, size_t *bytes, esp_error *err)
+esp_status esp_cpu_plan_bytes(struct esp_dev *d, const struct esp_tape *t, const struct esp_layout *l,
+                              const struct esp_plan_opts *o, size_t *bytes, esp_error *err)
 {
     struct esp_plan *p;
 
     ESP_TRY(plan_create(&p, d, t, o, l, err));
     *bytes = p->scratch_bytes;
-    cpu_plan_free(p);
+    esp_cpu_plan_free(p);
     return ESP_OK;
 }
 
-esp_status cpu_compile(struct esp_dev *d, const struct esp_tape *t, const struct esp_pools *pools,
-                       const struct esp_plan_opts *o, struct esp_plan **out, esp_error *err)
+esp_status esp_cpu_compile(struct esp_dev *d, const struct esp_tape *t, const struct esp_pools *pools,
+                           const struct esp_plan_opts *o, struct esp_plan **out, esp_error *err)
 {
     struct esp_plan *p;
 
     for (uint32_t i = 0; i < t->n_op; i++)
-        if (!cpu_can(d, &t->ops[i]))
-            return esp_fail(err, ESP_EUNSUPPORTED, "%s cannot run op %u (%s)", d->name, i, esp_op_name(t->ops[i].kind));
+        if (!esp_cpu_can(d, &t->ops[i]))
+            return esp_fail(err, ESP_EUNSUPPORTED, "%s cannot run op %u (%s)", d->name, i,
+                            esp_op_name(t->ops[i].kind));
     ESP_TRY(plan_create(&p, d, t, o, &pools->layout, err));
     p->pools = *pools;
     p->scratch = esp_alloc_aligned(p->scratch_bytes, 4096);
     if (!p->scratch) {
         size_t bytes = p->scratch_bytes;
 
-        cpu_plan_free(p);
+        esp_cpu_plan_free(p);
         return esp_fail(err, ESP_ENOMEM, "no memory for %zu bytes of scratch", bytes);
     }
     *out = p;

@@ -197,9 +197,11 @@ esp_status esp_tokenize_chat(const esp_model *m, const char *messages_json, cons
     }
     if (opts && opts->tools_json)
         put(&o, opts->tools_json, strlen(opts->tools_json), false);
-    put(&o, "<|im_start|>assistant\n", 22, true);
-    if (json_is_true(json_object_get(args, "enable_thinking")))
-        put(&o, "<think>\n", 8, true);
+    if (!opts || !opts->no_generation_prompt) {
+        put(&o, "<|im_start|>assistant\n", 22, true);
+        if (json_is_true(json_object_get(args, "enable_thinking")))
+            put(&o, "<think>\n", 8, true);
+    }
     json_decref(messages);
     json_decref(args);
     *n = o.n;
