@@ -119,6 +119,7 @@ typedef struct esp_engine_opts {
     const char *kv;       /* "bf16", "f32": cached keys and values; NULL: bf16 */
     uint32_t snapshots;   /* recurrent-state snapshots kept for rewind, over all sequences; 0: 2 * max_seqs */
     uint64_t memory_budget; /* bytes; refuse (ESP_ENOFIT, both numbers) when the plan needs more; 0: no limit */
+    const char *device;   /* "cpu", "cuda" or "cuda:N"; NULL: cpu. ESP_EDEVICE says what a CUDA device lacks */
 } esp_engine_opts;
 
 /* Bytes an engine will take, computed without allocating anything; esp_engine_open() uses the same plan. */

@@ -1,6 +1,6 @@
 /*
- * A backend: memory of one processor and the means to run a tape on it. Few entries, none specific to an op. The CPU
- * backend is the definition; others are compared with it value by value.
+ * A backend: memory of one processor and the means to run a tape on it. Few entries, none specific to an op.
+ * The CPU backend is the definition; others are compared with it value by value.
  *
  * SPDX-License-Identifier: MIT
  */
@@ -35,20 +35,21 @@ struct esp_span { /* bytes [off, off + bytes) of a buffer */
 /* The pools that a plan reads and writes; owned by whoever allocated the buffers, borrowed by plans. */
 struct esp_pools {
     struct esp_layout layout;
-    struct esp_buf *pages;    /* [n_page][page_bytes] */
-    struct esp_buf *slots;    /* [n_slot][slot_bytes] */
-    struct esp_buf *journals; /* [n_journal][delta layer][journal_rows][conv_dim] f32; NULL without journals */
+    struct esp_buf *pages; /* [n_page][page_bytes] */
+    struct esp_buf *slots; /* [n_slot][slot_bytes] */
+    struct esp_buf
+        *journals; /* [n_journal][delta layer][journal_rows][conv_dim] f32; NULL without journals */
     uint32_t n_page, n_slot, n_journal;
-    uint32_t journal_rows;    /* longest journalled pass, at most ESP_CHUNK */
+    uint32_t journal_rows; /* longest journalled pass, at most ESP_CHUNK */
 };
 
 struct esp_plan_opts {
-    enum esp_act act;         /* activation precision; resolved per weight format */
-    bool act_auto;            /* choose per format instead: int8x2 for grouped weights, f32 for others */
-    uint32_t max_tok;         /* limits of a batch */
+    enum esp_act act; /* activation precision; resolved per weight format */
+    bool act_auto;    /* choose per format instead: int8x2 for grouped weights, f32 for others */
+    uint32_t max_tok; /* limits of a batch */
     uint32_t max_out;
     uint32_t max_seq;
-    uint32_t context;         /* largest position count */
+    uint32_t context; /* largest position count */
 };
 
 struct esp_backend_ops {
@@ -59,16 +60,20 @@ struct esp_backend_ops {
     void (*free)(struct esp_buf *b);
     /* Equal sizes; ordered after earlier runs and before later ones. */
     esp_status (*copy)(struct esp_span dst, struct esp_span src, esp_error *err);
+    /* Every byte of dst becomes value; ordered like copy. */
+    esp_status (*fill)(struct esp_span dst, uint8_t value, esp_error *err);
     /* Whether the device can run an op with this weight. */
     bool (*can)(const struct esp_dev *d, const struct esp_op *op);
-    /* Bytes that compile() will allocate, without allocating. */
+    /* Bytes that compile() will allocate, without allocating; copies of weights in device memory are not
+     * counted. */
     esp_status (*plan_bytes)(struct esp_dev *d, const struct esp_tape *t, const struct esp_layout *l,
                              const struct esp_plan_opts *o, size_t *bytes, esp_error *err);
     /* Tape, weights and pools must outlive the plan. */
     esp_status (*compile)(struct esp_dev *d, const struct esp_tape *t, const struct esp_pools *p,
                           const struct esp_plan_opts *o, struct esp_plan **out, esp_error *err);
     void (*plan_free)(struct esp_plan *p);
-    /* Start a step; the batch must stay as it is until wait() returns. Limits of the plan are checked: ESP_EINVAL. */
+    /* Start a step; the batch must stay as it is until wait() returns. Limits of the plan are checked:
+     * ESP_EINVAL. */
     esp_status (*run)(struct esp_plan *p, const struct esp_batch *b, esp_error *err);
     esp_status (*wait)(struct esp_dev *d, esp_error *err);
 };
@@ -81,6 +86,12 @@ struct esp_dev {
 
 /* The CPU at a level with n_thread threads. */
 esp_status esp_cpu_open(struct esp_dev **out, enum esp_cpu_level level, uint32_t n_thread, esp_error *err);
+/*
+ * CUDA device number `index` through espalier_cuda.so, which is looked for in $ESPALIER_CUDA_LIBRARY, beside
+ * this library or program, in ../lib/espalier, and on the loader's path. ESP_EDEVICE says what is missing:
+ * the library, a driver, a device, or a device new enough.
+ */
+esp_status esp_cuda_open(struct esp_dev **out, uint32_t index, esp_error *err);
 /* The CPU device's kernel table, for work outside a tape. */
 const struct esp_kernels *esp_cpu_kernels(const struct esp_dev *d);
 

@@ -66,6 +66,8 @@ struct esp_engine_shape {
 };
 esp_status esp_engine_shape(const struct esp_model *m, const esp_engine_opts *o, struct esp_engine_shape *out,
                             esp_error *err);
+/* The device that resolved options name. */
+esp_status esp_engine_device(struct esp_dev **out, const struct esp_model *m, const esp_engine_opts *o, esp_error *err);
 /* Make room for one slot by dropping a snapshot of some idle sequence; false when there is none. */
 bool esp_engine_reclaim(struct esp_engine *g);
 /* Begin a pass, dropping snapshots when slots run out. */

@@ -1,6 +1,6 @@
 /*
- * Options with their defaults, and the memory that follows from them. The plan computed here is the one the engine
- * allocates: fit, run and the engine itself cannot disagree.
+ * Options with their defaults, and the memory that follows from them. The plan computed here is the one the
+ * engine allocates: fit, run and the engine itself cannot disagree.
  *
  * SPDX-License-Identifier: MIT
  */
@@ -43,7 +43,42 @@ static esp_status parse_kv(const char *name, enum esp_kv *kv, esp_error *err)
     return esp_fail(err, ESP_EINVAL, "kv \"%s\"; accepted: bf16, f32", name);
 }
 
-esp_status esp_engine_resolve(const struct esp_model *m, const esp_engine_opts *in, esp_engine_opts *out, esp_error *err)
+/* "cuda" or "cuda:N"; other words are refused before anything is opened. */
+static esp_status parse_device(const char *name, bool *cuda, uint32_t *index, esp_error *err)
+{
+    uint32_t n = 0;
+
+    *cuda = false;
+    *index = 0;
+    if (!name || strcmp(name, "cpu") == 0)
+        return ESP_OK;
+    *cuda = true;
+    if (strcmp(name, "cuda") == 0)
+        return ESP_OK;
+    if (strncmp(name, "cuda:", 5) == 0 && name[5]) {
+        size_t i = 5;
+
+        for (; name[i] >= '0' && name[i] <= '9' && n < 1000; i++)
+            n = n * 10 + (uint32_t)(name[i] - '0');
+        *index = n;
+        if (name[i] == 0)
+            return ESP_OK;
+    }
+    return esp_fail(err, ESP_EINVAL, "device \"%s\"; accepted: cpu, cuda, cuda:N", name);
+}
+
+esp_status esp_engine_device(struct esp_dev **out, const struct esp_model *m, const esp_engine_opts *o,
+                             esp_error *err)
+{
+    uint32_t index;
+    bool cuda;
+
+    ESP_TRY(parse_device(o->device, &cuda, &index, err));
+    return cuda ? esp_cuda_open(out, index, err) : esp_cpu_open(out, m->level, m->n_thread, err);
+}
+
+esp_status esp_engine_resolve(const struct esp_model *m, const esp_engine_opts *in, esp_engine_opts *out,
+                              esp_error *err)
 {
     uint32_t model_context = m->net->config.max_position;
     esp_engine_opts o = {0};
@@ -53,7 +88,8 @@ esp_status esp_engine_resolve(const struct esp_model *m, const esp_engine_opts *
     if (o.context == 0)
         o.context = model_context < DEFAULT_CONTEXT ? model_context : DEFAULT_CONTEXT;
     if (o.context > model_context)
-        return esp_fail(err, ESP_EINVAL, "context %u; the model was made for at most %u positions", o.context, model_context);
+        return esp_fail(err, ESP_EINVAL, "context %u; the model was made for at most %u positions", o.context,
+                        model_context);
     if (o.max_seqs == 0)
         o.max_seqs = DEFAULT_SEQS;
     if (o.max_seqs > MAX_SEQS)
@@ -68,7 +104,8 @@ esp_status esp_engine_resolve(const struct esp_model *m, const esp_engine_opts *
         o.kv_tokens = o.context;
     o.kv_tokens = (o.kv_tokens + ESP_SPAN - 1) / ESP_SPAN * ESP_SPAN;
     if (o.kv_tokens / ESP_SPAN > UINT32_MAX / 2)
-        return esp_fail(err, ESP_EINVAL, "kv_tokens %llu; at most 2^39 are possible", (unsigned long long)o.kv_tokens);
+        return esp_fail(err, ESP_EINVAL, "kv_tokens %llu; at most 2^39 are possible",
+                        (unsigned long long)o.kv_tokens);
     if (o.snapshots == 0)
         o.snapshots = 2 * o.max_seqs;
     *out = o;
@@ -104,8 +141,8 @@ static uint64_t fixed_bytes(const struct esp_model *m, const esp_engine_opts *o)
     return b;
 }
 
-static esp_status fill_plan(const struct esp_model *m, const esp_engine_opts *o, struct esp_dev *dev, esp_memory_plan *p,
-                            esp_error *err)
+static esp_status fill_plan(const struct esp_model *m, const esp_engine_opts *o, struct esp_dev *dev,
+                            esp_memory_plan *p, esp_error *err)
 {
     struct esp_engine_shape shape;
     const struct esp_layout *l = &shape.layout;
@@ -127,14 +164,15 @@ static esp_status fill_plan(const struct esp_model *m, const esp_engine_opts *o,
     return ESP_OK;
 }
 
-esp_status esp_engine_plan(const esp_model *m, const esp_engine_opts *opts, esp_memory_plan *out, esp_error *err)
+esp_status esp_engine_plan(const esp_model *m, const esp_engine_opts *opts, esp_memory_plan *out,
+                           esp_error *err)
 {
     esp_engine_opts o;
     struct esp_dev *dev;
     esp_status s;
 
     ESP_TRY(esp_engine_resolve(m, opts, &o, err));
-    ESP_TRY(esp_cpu_open(&dev, m->level, m->n_thread, err));
+    ESP_TRY(esp_engine_device(&dev, m, &o, err));
     s = fill_plan(m, &o, dev, out, err);
     dev->ops->close(dev);
     return s;

@@ -5,6 +5,7 @@
  */
 #include "support/support.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -23,11 +24,32 @@ enum esp_cpu_level test_level(void)
     return level;
 }
 
+void test_device(struct esp_dev **out, const struct test_net_opts *o)
+{
+    const char *name = getenv("ESPALIER_TEST_DEVICE");
+    esp_error err;
+    esp_status s;
+
+    if (!o->cuda && !(name && strcmp(name, "cuda") == 0)) {
+        test_ok(esp_cpu_open(out, o->level, o->threads ? o->threads : 1, &err), &err);
+        return;
+    }
+    s = esp_cuda_open(out, 0, &err);
+    if (s == ESP_EDEVICE) {
+        fprintf(stderr, "skipped: %s\n", err.message);
+        exit(77);
+    }
+    test_ok(s, &err);
+}
+
 void test_net_open(struct test_net *t, struct test_net_opts o)
 {
-    struct esp_plan_opts p = {.act = o.act, .max_tok = o.max_tok ? o.max_tok : 512, .max_seq = o.n_seq ? o.n_seq : 4,
+    struct esp_plan_opts p = {.act = o.act,
+                              .max_tok = o.max_tok ? o.max_tok : 512,
+                              .max_seq = o.n_seq ? o.n_seq : 4,
                               .context = o.context ? o.context : 2048};
-    struct esp_pool_sizes z = {.n_slot = 4 * p.max_seq, .n_journal = p.max_seq,
+    struct esp_pool_sizes z = {.n_slot = 4 * p.max_seq,
+                               .n_journal = p.max_seq,
                                .journal_rows = o.journal_rows ? o.journal_rows : 32};
     esp_error err;
 
@@ -39,7 +61,7 @@ void test_net_open(struct test_net *t, struct test_net_opts o)
     test_ok(esp_net_load(&t->net, &t->ck->config, t->src, &err), &err);
     t->net->layout.kv = o.kv;
     test_ok(esp_layout_finish(&t->net->layout, &err), &err);
-    test_ok(esp_cpu_open(&t->dev, o.level, o.threads ? o.threads : 1, &err), &err);
+    test_device(&t->dev, &o);
     test_ok(esp_state_pools_create(&t->pools, t->dev, &t->net->layout, &z, &err), &err);
     test_ok(t->dev->ops->compile(t->dev, &t->net->tape, &t->pools->mem, &p, &t->plan, &err), &err);
     t->n_vocab = t->net->tape.n_vocab;
@@ -59,8 +81,8 @@ void test_net_close(struct test_net *t)
     memset(t, 0, sizeof *t);
 }
 
-void test_net_run(struct test_net *t, struct esp_state *s, const int32_t *ids, uint32_t n, uint32_t cut, float *logits,
-                  esp_tap_fn tap, void *tap_user)
+void test_net_run(struct test_net *t, struct esp_state *s, const int32_t *ids, uint32_t n, uint32_t cut,
+                  float *logits, esp_tap_fn tap, void *tap_user)
 {
     static int32_t pos[MAX_PASS][3];
     static uint32_t out_rows[MAX_PASS];
@@ -69,9 +91,16 @@ void test_net_run(struct test_net *t, struct esp_state *s, const int32_t *ids, u
     for (uint32_t i = 0; i < n;) {
         uint32_t m = cut && n - i > cut ? cut : n - i;
         struct esp_batch_seq seq;
-        struct esp_batch b = {.n_tok = m, .ids = ids + i, .pos = (const int32_t(*)[3])pos, .n_seq = 1, .seqs = &seq,
-                              .n_out = logits ? m : 0, .out_rows = out_rows,
-                              .logits = logits ? logits + (size_t)i * t->n_vocab : NULL, .tap = tap, .tap_user = tap_user};
+        struct esp_batch b = {.n_tok = m,
+                              .ids = ids + i,
+                              .pos = (const int32_t(*)[3])pos,
+                              .n_seq = 1,
+                              .seqs = &seq,
+                              .n_out = logits ? m : 0,
+                              .out_rows = out_rows,
+                              .logits = logits ? logits + (size_t)i * t->n_vocab : NULL,
+                              .tap = tap,
+                              .tap_user = tap_user};
 
         for (uint32_t j = 0; j < m; j++) {
             pos[j][0] = pos[j][1] = pos[j][2] = (int32_t)(esp_state_length(s) + j);

@@ -1,5 +1,6 @@
 /*
- * The CPU as a device: host memory in 2 MiB-friendly blocks, copies by memcpy, a kernel table and a thread pool.
+ * The CPU as a device: host memory in 2 MiB-friendly blocks, copies by memcpy, a kernel table and a thread
+ * pool.
  *
  * SPDX-License-Identifier: MIT
  */
@@ -28,7 +29,8 @@ static esp_status cpu_alloc(struct esp_dev *d, size_t bytes, struct esp_buf **ou
     }
     if (b->bytes >= 8 * (size_t)HUGE)
         madvise(b->host, b->bytes, MADV_HUGEPAGE); /* a hint; refusal costs speed only */
-    /* Touch every page now: what the plan promised is taken at the start, and no step can fail for want of it. */
+    /* Touch every page now: what the plan promised is taken at the start, and no step can fail for want of
+     * it. */
     for (size_t i = 0; i < b->bytes; i += PAGE)
         ((volatile uint8_t *)b->host)[i] = 0;
     *out = b;
@@ -47,8 +49,18 @@ static esp_status cpu_copy(struct esp_span dst, struct esp_span src, esp_error *
 {
     if (dst.bytes != src.bytes || dst.off > dst.buf->bytes || dst.bytes > dst.buf->bytes - dst.off ||
         src.off > src.buf->bytes || src.bytes > src.buf->bytes - src.off)
-        return esp_fail(err, ESP_EINVAL, "copy of %zu bytes into %zu leaves its buffer", src.bytes, dst.bytes);
+        return esp_fail(err, ESP_EINVAL, "copy of %zu bytes into %zu leaves its buffer", src.bytes,
+                        dst.bytes);
     memmove((uint8_t *)dst.buf->host + dst.off, (const uint8_t *)src.buf->host + src.off, src.bytes);
+    return ESP_OK;
+}
+
+static esp_status cpu_fill(struct esp_span dst, uint8_t value, esp_error *err)
+{
+    if (dst.off > dst.buf->bytes || dst.bytes > dst.buf->bytes - dst.off)
+        return esp_fail(err, ESP_EINVAL, "filling %zu bytes at %zu leaves a buffer of %zu", dst.bytes,
+                        dst.off, dst.buf->bytes);
+    memset((uint8_t *)dst.buf->host + dst.off, value, dst.bytes);
     return ESP_OK;
 }
 
@@ -75,6 +87,7 @@ static const struct esp_backend_ops cpu_ops = {
     .alloc = cpu_alloc,
     .free = cpu_free,
     .copy = cpu_copy,
+    .fill = cpu_fill,
     .can = cpu_can,
     .plan_bytes = cpu_plan_bytes,
     .compile = cpu_compile,

@@ -1,8 +1,8 @@
 /*
- * Attention over the paged cache. Each KV head's cache is read once for all query heads that share it and for a block of
- * tokens. Positions are reduced in a fixed tree that no schedule changes: spans of ESP_SPAN merge in ascending order
- * within a group of ATTEND_GROUP_SPANS spans, groups merge in ascending order. Long contexts with few query rows run
- * their groups in parallel and merge afterwards; the bits are the same.
+ * Attention over the paged cache. Each KV head's cache is read once for all query heads that share it and for
+ * a block of tokens. Positions are reduced in a fixed tree that no schedule changes: spans of ESP_SPAN merge
+ * in ascending order within a group of ATTEND_GROUP_SPANS spans, groups merge in ascending order. Long
+ * contexts with few query rows run their groups in parallel and merge afterwards; the bits are the same.
  *
  * SPDX-License-Identifier: MIT
  */
@@ -13,7 +13,7 @@
 
 enum {
     GROUP = ATTEND_GROUP_SPANS * ESP_SPAN, /* positions of a group */
-    SPLIT_ROWS = 16                        /* sequences with at most this many new rows run groups in parallel */
+    SPLIT_ROWS = 16 /* sequences with at most this many new rows run groups in parallel */
 };
 
 struct shape {
@@ -25,7 +25,8 @@ static struct shape shape_of(const struct esp_plan *p, const struct esp_op *op)
 {
     const struct esp_layout *l = &p->pools.layout;
 
-    return (struct shape){op->n_head, l->n_kv_head, op->n_head / l->n_kv_head, l->head_dim, l->head_dim + 16u};
+    return (struct shape){op->n_head, l->n_kv_head, op->n_head / l->n_kv_head, l->head_dim,
+                          l->head_dim + 16u};
 }
 
 static uint32_t most_rep(const struct esp_tape *t, const struct esp_layout *l)
@@ -52,7 +53,8 @@ static uint32_t groups_of(uint32_t positions)
 }
 
 /* Partials of all groups of split rows: at most SPLIT_ROWS rows of each sequence. */
-size_t cpu_attend_split_floats(const struct esp_tape *t, const struct esp_layout *l, const struct esp_plan_opts *o)
+size_t cpu_attend_split_floats(const struct esp_tape *t, const struct esp_layout *l,
+                               const struct esp_plan_opts *o)
 {
     uint32_t groups = groups_of(o->context), rows = o->max_seq * SPLIT_ROWS;
     uint32_t n_head = most_rep(t, l) * l->n_kv_head;
@@ -66,7 +68,7 @@ size_t cpu_attend_split_floats(const struct esp_tape *t, const struct esp_layout
 
 struct work { /* one block of queries of one KV head, in thread scratch */
     uint32_t n_query, n_tok;
-    float *q, *m, *l, *acc;             /* group */
+    float *q, *m, *l, *acc; /* group */
     float *total_m, *total_l, *total_acc;
     uint32_t *visible;
     float *kernel;
@@ -89,25 +91,33 @@ static struct work carve(float *s, uint32_t n_tok, const struct shape *h)
     return w;
 }
 
-static void load_queries(const struct esp_plan *p, const struct esp_op *op, const struct shape *h, uint32_t tok,
-                         uint32_t kv_head, struct work *w)
+static void load_queries(const struct esp_plan *p, const struct esp_op *op, const struct shape *h,
+                         uint32_t tok, uint32_t kv_head, struct work *w)
 {
     const float *q = plan_value(p, op->a);
 
     for (uint32_t i = 0; i < w->n_tok; i++)
         for (uint32_t r = 0; r < h->rep; r++)
             memcpy(w->q + (size_t)(i * h->rep + r) * h->head_dim,
-                   q + ((size_t)(tok + i) * h->n_head + kv_head * h->rep + r) * h->head_dim, h->head_dim * sizeof *q);
+                   q + ((size_t)(tok + i) * h->n_head + kv_head * h->rep + r) * h->head_dim,
+                   h->head_dim * sizeof *q);
 }
 
 /* Reduce group g for all queries of w, whose first token has cache index pos. */
-static void run_group(const struct esp_plan *p, const struct esp_op *op, const struct esp_batch_seq *s, uint32_t kv_head,
-                      uint32_t g, uint32_t pos, const struct shape *h, struct work *w)
+static void run_group(const struct esp_plan *p, const struct esp_op *op, const struct esp_batch_seq *s,
+                      uint32_t kv_head, uint32_t g, uint32_t pos, const struct shape *h, struct work *w)
 {
     const struct esp_layout *l = &p->pools.layout;
     uint32_t last = pos + w->n_tok - 1; /* position of the last query */
-    struct esp_attend a = {.ld_kv = h->head_dim, .head_dim = h->head_dim, .n_query = w->n_query, .q = w->q,
-                           .ldq = h->head_dim, .n_visible = w->visible, .m = w->m, .l = w->l, .acc = w->acc,
+    struct esp_attend a = {.ld_kv = h->head_dim,
+                           .head_dim = h->head_dim,
+                           .n_query = w->n_query,
+                           .q = w->q,
+                           .ldq = h->head_dim,
+                           .n_visible = w->visible,
+                           .m = w->m,
+                           .l = w->l,
+                           .acc = w->acc,
                            .ld_acc = h->head_dim};
 
     for (uint32_t i = 0; i < w->n_query; i++) {
@@ -115,7 +125,8 @@ static void run_group(const struct esp_plan *p, const struct esp_op *op, const s
         w->l[i] = 0;
     }
     memset(w->acc, 0, (size_t)w->n_query * h->head_dim * sizeof *w->acc);
-    for (uint32_t span = g * ATTEND_GROUP_SPANS; span < (g + 1) * ATTEND_GROUP_SPANS && span * ESP_SPAN <= last; span++) {
+    for (uint32_t span = g * ATTEND_GROUP_SPANS;
+         span < (g + 1) * ATTEND_GROUP_SPANS && span * ESP_SPAN <= last; span++) {
         for (uint32_t i = 0; i < w->n_query; i++) {
             uint32_t end = pos + i / h->rep + 1; /* positions seen */
 
@@ -128,8 +139,8 @@ static void run_group(const struct esp_plan *p, const struct esp_op *op, const s
     }
 }
 
-static void store_query(const struct esp_plan *p, const struct esp_op *op, const struct shape *h, uint32_t tok,
-                        uint32_t head, float sum, const float *acc)
+static void store_query(const struct esp_plan *p, const struct esp_op *op, const struct shape *h,
+                        uint32_t tok, uint32_t head, float sum, const float *acc)
 {
     float *y = plan_value(p, op->out) + ((size_t)tok * h->n_head + head) * h->head_dim;
 
@@ -138,8 +149,8 @@ static void store_query(const struct esp_plan *p, const struct esp_op *op, const
 }
 
 /* All groups in order on this thread: many rows, or a context of one group. */
-static void whole_block(const struct thread *t, const struct esp_op *op, const struct esp_batch_seq *s, uint32_t kv_head,
-                        uint32_t i0, const struct shape *h)
+static void whole_block(const struct thread *t, const struct esp_op *op, const struct esp_batch_seq *s,
+                        uint32_t kv_head, uint32_t i0, const struct shape *h)
 {
     const struct esp_plan *p = t->p;
     uint32_t n_tok = s->n_tok - i0 < ATTEND_BLOCK_TOKENS ? s->n_tok - i0 : ATTEND_BLOCK_TOKENS;
@@ -156,8 +167,8 @@ static void whole_block(const struct thread *t, const struct esp_op *op, const s
         run_group(p, op, s, kv_head, g, s->n + i0, h, &w);
         for (uint32_t i = 0; i < w.n_query; i++)
             if (s->n + i0 + i / h->rep >= g * GROUP) /* else the query sees nothing of this group */
-                p->dev->k.attend_merge(&w.total_m[i], &w.total_l[i], w.total_acc + (size_t)i * h->head_dim, w.m[i], w.l[i],
-                                       w.acc + (size_t)i * h->head_dim, h->head_dim);
+                p->dev->k.attend_merge(&w.total_m[i], &w.total_l[i], w.total_acc + (size_t)i * h->head_dim,
+                                       w.m[i], w.l[i], w.acc + (size_t)i * h->head_dim, h->head_dim);
     }
     for (uint32_t i = 0; i < w.n_query; i++)
         store_query(p, op, h, s->tok0 + i0 + i / h->rep, kv_head * h->rep + i % h->rep, w.total_l[i],
@@ -169,8 +180,10 @@ static bool splits(const struct esp_batch_seq *s)
     return s->n_tok <= SPLIT_ROWS && s->n + s->n_tok > GROUP;
 }
 
-/* Where the partial of (token, head, group) of a split sequence lies; split_row counts split rows before this one. */
-static float *partial(const struct esp_plan *p, const struct shape *h, uint32_t split_row, uint32_t head, uint32_t g)
+/* Where the partial of (token, head, group) of a split sequence lies; split_row counts split rows before this
+ * one. */
+static float *partial(const struct esp_plan *p, const struct shape *h, uint32_t split_row, uint32_t head,
+                      uint32_t g)
 {
     size_t groups = groups_of(p->opts.context);
 
@@ -287,7 +300,8 @@ void cpu_op_kv_append(const struct thread *t, const struct esp_op *op)
 
             for (uint32_t h = 0; h < l->n_kv_head * 2; h++) {
                 const float *x = src[h & 1] + ((size_t)(s->tok0 + j) * l->n_kv_head + h / 2) * l->head_dim;
-                uint8_t *dst = plan_kv(p, s->pages[pos / ESP_SPAN], op->layer, h / 2, h & 1) + pos % ESP_SPAN * l->kv_row;
+                uint8_t *dst = plan_kv(p, s->pages[pos / ESP_SPAN], op->layer, h / 2, h & 1) +
+                               pos % ESP_SPAN * l->kv_row;
 
                 if (l->kv == ESP_KV_BF16)
                     p->dev->k.f32_to_bf16(x, (uint16_t *)(void *)dst, l->head_dim);

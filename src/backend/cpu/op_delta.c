@@ -1,7 +1,7 @@
 /*
- * The recurrent mixer: causal convolution and the gated delta rule on an open chunk. A task of the rule is one key head
- * of one sequence, with all value heads that share its keys; it walks the sequence's new rows in order, cut at absolute
- * multiples of ESP_CHUNK. The convolution is cut by channels.
+ * The recurrent mixer: causal convolution and the gated delta rule on an open chunk. A task of the rule is
+ * one key head of one sequence, with all value heads that share its keys; it walks the sequence's new rows in
+ * order, cut at absolute multiples of ESP_CHUNK. The convolution is cut by channels.
  *
  * SPDX-License-Identifier: MIT
  */
@@ -10,12 +10,12 @@
 #include <math.h>
 #include <string.h>
 
-enum { CONV_CHANNELS = 256 }; /* of one task */
+enum { CONV_CHANNELS = 256 };      /* of one task */
 static const float L2_EPS = 1e-6f; /* model reference: inside the square root of the q and k norms */
 
 /* Keep the pre-convolution rows of channels [c0, c1): in the journal, or as the slot's new conv rows. */
-static void keep_rows(const struct esp_plan *p, const struct esp_batch_seq *s, uint32_t layer, const float *x, uint32_t c0,
-                      uint32_t c1)
+static void keep_rows(const struct esp_plan *p, const struct esp_batch_seq *s, uint32_t layer, const float *x,
+                      uint32_t c0, uint32_t c1)
 {
     const struct esp_layout *l = &p->pools.layout;
     size_t n = (c1 - c0) * sizeof(float);
@@ -80,8 +80,15 @@ static struct esp_delta view(const struct esp_plan *p, const struct head *h, uin
 {
     const struct esp_layout *l = &p->pools.layout;
     uint32_t vh_total = l->vh;
-    struct esp_delta d = {.dk = l->dk, .dv = l->dv, .ld_k = l->dk, .ld_u = l->dv, .ld_g = 1, .ld_q = l->dk,
-                          .ld_v = l->conv_dim, .ld_beta = 2 * (size_t)vh_total, .ld_o = (size_t)vh_total * l->dv};
+    struct esp_delta d = {.dk = l->dk,
+                          .dv = l->dv,
+                          .ld_k = l->dk,
+                          .ld_u = l->dv,
+                          .ld_g = 1,
+                          .ld_q = l->dk,
+                          .ld_v = l->conv_dim,
+                          .ld_beta = 2 * (size_t)vh_total,
+                          .ld_o = (size_t)vh_total * l->dv};
 
     d.s = slot_s(l, h->slot, vh);
     d.k = (float *)(void *)(h->slot + l->k_off) + (size_t)h->kh * ESP_CHUNK * l->dk;
@@ -124,7 +131,8 @@ static void rows_in_chunk(const struct thread *t, const struct head *h, uint32_t
 
             if (r == 0) {
                 p->dev->k.l2norm(row + h->kh * l->dk, L2_EPS, scale, q + (size_t)j * l->dk, l->dk);
-                p->dev->k.l2norm(row + (l->kh + h->kh) * l->dk, L2_EPS, 1.0f, d.k + (size_t)(row0 + j) * l->dk, l->dk);
+                p->dev->k.l2norm(row + (l->kh + h->kh) * l->dk, L2_EPS, 1.0f,
+                                 d.k + (size_t)(row0 + j) * l->dk, l->dk);
             }
             d.g[row0 + j] = gates[(size_t)j * 2 * l->vh + l->vh + vh];
         }

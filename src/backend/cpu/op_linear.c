@@ -1,6 +1,6 @@
 /*
- * Products with weights. The products of a step share one list of tasks: each task is a range of outputs of one weight
- * for all rows of the step, so a weight is read from memory once whatever the number of rows.
+ * Products with weights. The products of a step share one list of tasks: each task is a range of outputs of
+ * one weight for all rows of the step, so a weight is read from memory once whatever the number of rows.
  *
  * SPDX-License-Identifier: MIT
  */

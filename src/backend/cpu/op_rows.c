@@ -1,6 +1,6 @@
 /*
- * Ops that treat every row alone: embedding, norms, rotation, gates, sums. Tasks are ranges of rows; where a row has
- * heads, ranges of (row, head).
+ * Ops that treat every row alone: embedding, norms, rotation, gates, sums. Tasks are ranges of rows; where a
+ * row has heads, ranges of (row, head).
  *
  * SPDX-License-Identifier: MIT
  */
@@ -13,7 +13,8 @@ static void embed(const struct esp_plan *p, const struct esp_op *op, uint32_t i)
 {
     const struct esp_format *f = esp_format_get(op->w->format);
 
-    f->decode(op->w, (size_t)p->batch->ids[i], 0, op->w->n_in, plan_value(p, op->out) + (size_t)i * op->w->n_in);
+    f->decode(op->w, (size_t)p->batch->ids[i], 0, op->w->n_in,
+              plan_value(p, op->out) + (size_t)i * op->w->n_in);
 }
 
 static void head_rope(const struct esp_plan *p, const struct esp_op *op, uint32_t i)
@@ -49,16 +50,16 @@ static void gates(const struct esp_plan *p, const struct esp_op *op, uint32_t i)
     uint32_t n = p->tape->values[op->a].width;
     float *y = plan_value(p, op->out) + (size_t)i * 2 * n;
 
-    p->dev->k.delta_gates(plan_value(p, op->a) + (size_t)i * n, plan_value(p, op->b) + (size_t)i * n, op->vec0, op->vec1,
-                          y, y + n, n);
+    p->dev->k.delta_gates(plan_value(p, op->a) + (size_t)i * n, plan_value(p, op->b) + (size_t)i * n,
+                          op->vec0, op->vec1, y, y + n, n);
 }
 
 static void gated_norm(const struct esp_plan *p, const struct esp_op *op, uint32_t i)
 {
     uint32_t n = p->tape->values[op->out].width / op->n_head;
 
-    p->dev->k.gated_norm(plan_value(p, op->a) + (size_t)i * n, plan_value(p, op->b) + (size_t)i * n, op->vec0, op->eps,
-                         plan_value(p, op->out) + (size_t)i * n, n);
+    p->dev->k.gated_norm(plan_value(p, op->a) + (size_t)i * n, plan_value(p, op->b) + (size_t)i * n, op->vec0,
+                         op->eps, plan_value(p, op->out) + (size_t)i * n, n);
 }
 
 /* One row of an op without heads. */
@@ -112,7 +113,8 @@ static void one(const struct esp_plan *p, const struct esp_op *op, uint32_t i)
 
 void cpu_op_rows(const struct thread *t, const struct esp_op *op)
 {
-    bool per_head = op->kind == ESP_OP_HEAD_ROPE || op->kind == ESP_OP_HEAD_GATE || op->kind == ESP_OP_GATED_NORM;
+    bool per_head =
+        op->kind == ESP_OP_HEAD_ROPE || op->kind == ESP_OP_HEAD_GATE || op->kind == ESP_OP_GATED_NORM;
     uint32_t n = plan_rows(t->p, op->out) * (per_head ? op->n_head : 1);
     uint32_t grain = n / (t->n_thread * 4) + 1, n_task = (n + grain - 1) / grain;
 

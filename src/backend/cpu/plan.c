@@ -1,7 +1,7 @@
 /*
- * Compiling a tape for the CPU: group linear ops that share an input, choose kernels, and lay scratch out so that values
- * whose lives do not overlap share bytes. The layout is a function of the tape and the limits alone, so memory is known
- * before anything is allocated.
+ * Compiling a tape for the CPU: group linear ops that share an input, choose kernels, and lay scratch out so
+ * that values whose lives do not overlap share bytes. The layout is a function of the tape and the limits
+ * alone, so memory is known before anything is allocated.
  *
  * SPDX-License-Identifier: MIT
  */
@@ -10,6 +10,8 @@
 #include <string.h>
 
 #include "base/mem.h"
+
+#include "backend/place.h"
 
 static size_t pad64(size_t n)
 {
@@ -34,50 +36,9 @@ bool cpu_can(const struct esp_dev *d, const struct esp_op *op)
     return op->kind < ESP_OP_COUNT && (!op->w || op->w->format < ESP_FORMAT_COUNT);
 }
 
-static size_t value_bytes(const struct esp_value *v, const struct esp_plan_opts *o)
-{
-    size_t n = v->rows == ESP_ROWS_TOKEN ? o->max_tok : o->max_out;
-
-    return pad64(n * v->width * sizeof(float));
-}
-
-/* First fit: the lowest offset where v's bytes meet no value alive at the same time. */
-static size_t place(const struct esp_tape *t, const struct esp_plan_opts *o, const size_t *off, esp_val v)
-{
-    const struct esp_value *a = &t->values[v];
-    size_t need = value_bytes(a, o), at = 0;
-    bool moved = true;
-
-    while (moved) {
-        moved = false;
-        for (esp_val u = 0; u < v; u++) {
-            const struct esp_value *b = &t->values[u];
-            size_t end = off[u] + value_bytes(b, o);
-
-            if (b->last_use < a->born || b->born > a->last_use || off[u] >= at + need || end <= at)
-                continue;
-            at = end;
-            moved = true;
-        }
-    }
-    return at;
-}
-
-static size_t place_values(const struct esp_tape *t, const struct esp_plan_opts *o, size_t *off)
-{
-    size_t total = 0;
-
-    for (esp_val v = 0; v < t->n_value; v++) {
-        off[v] = place(t, o, off, v);
-        if (off[v] + value_bytes(&t->values[v], o) > total)
-            total = off[v] + value_bytes(&t->values[v], o);
-    }
-    return total;
-}
-
 /* Set up l for op; l0[0..n) are the earlier products of the same step, whose prepared rows it may share. */
-static void choose_kernel(struct esp_plan *p, struct linear *l, const struct esp_op *op, const struct linear *l0,
-                          uint32_t n, size_t *act_used)
+static void choose_kernel(struct esp_plan *p, struct linear *l, const struct esp_op *op,
+                          const struct linear *l0, uint32_t n, size_t *act_used)
 {
     const struct esp_kernels *k = &p->dev->k;
 
@@ -113,7 +74,8 @@ static void make_steps(struct esp_plan *p)
             continue;
         }
         do {
-            choose_kernel(p, &p->linears[p->n_linear], &t->ops[i], &p->linears[s->first_linear], s->n_linear, &act_used);
+            choose_kernel(p, &p->linears[p->n_linear], &t->ops[i], &p->linears[s->first_linear], s->n_linear,
+                          &act_used);
             p->n_linear++;
             s->n_linear++;
             i++;
@@ -142,7 +104,7 @@ static esp_status lay_out(struct esp_plan *p, esp_error *err)
     if (!p->steps || !p->linears || !p->value_off || !p->counters)
         return esp_fail(err, ESP_ENOMEM, "plan of %u ops: out of memory", t->n_op);
     make_steps(p);
-    p->values_bytes = place_values(t, &p->opts, p->value_off);
+    p->values_bytes = esp_place_values(t, &p->opts, p->value_off);
     p->rope_bytes = pad64((size_t)p->opts.max_tok * 2 * t->rope.n_half * sizeof(float));
     p->split_bytes = pad64(cpu_attend_split_floats(t, l, &p->opts) * sizeof(float));
     p->thread_bytes = pad64(thread_floats * sizeof(float));
@@ -205,7 +167,8 @@ esp_status cpu_compile(struct esp_dev *d, const struct esp_tape *t, const struct
 
     for (uint32_t i = 0; i < t->n_op; i++)
         if (!cpu_can(d, &t->ops[i]))
-            return esp_fail(err, ESP_EUNSUPPORTED, "%s cannot run op %u (%s)", d->name, i, esp_op_name(t->ops[i].kind));
+            return esp_fail(err, ESP_EUNSUPPORTED, "%s cannot run op %u (%s)", d->name, i,
+                            esp_op_name(t->ops[i].kind));
     ESP_TRY(plan_create(&p, d, t, o, &pools->layout, err));
     p->pools = *pools;
     p->scratch = esp_alloc_aligned(p->scratch_bytes, 4096);
