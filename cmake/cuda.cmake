@@ -52,3 +52,5 @@ target_compile_definitions(espalier_cuda PRIVATE _GNU_SOURCE $<$<BOOL:${ESPALIER
 target_link_libraries(espalier_cuda PRIVATE espalier_warnings ${ESP_CUDART} ${CMAKE_DL_LIBS} Threads::Threads rt m stdc++)
 target_link_options(espalier_cuda PRIVATE -Wl,--exclude-libs,ALL -Wl,--no-undefined)
 install(TARGETS espalier_cuda LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}/espalier)
+add_executable(bench_cuda EXCLUDE_FROM_ALL bench/cuda_bench.c)
+target_link_libraries(bench_cuda PRIVATE espalier_static espalier_objects_usage)

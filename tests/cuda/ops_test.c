@@ -267,5 +267,7 @@ int main(void)
     };
 
     setvbuf(stdout, NULL, _IOLBF, 0);
+    if (getenv("ESPALIER_TEST_FILTER"))
+        cmocka_set_test_filter(getenv("ESPALIER_TEST_FILTER"));
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
