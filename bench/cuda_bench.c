@@ -164,6 +164,18 @@ static double prompt_flops(const struct esp_net *net)
     return n;
 }
 
+/* For a profiler: prompts of 64 and 512 tokens, steps of 1 and 8 rows. */
+static void profile(struct bench *b)
+{
+    step(b, 1, 64);
+    step(b, 1, 1);
+    reset(b);
+    step(b, 8, 64);
+    step(b, 8, 1);
+    reset(b);
+    step(b, 1, 512);
+}
+
 static void time_all(struct bench *b, const char *shape, const char *format)
 {
     static const uint32_t seqs[] = {1, 4, 8, 16}, chunks[] = {64, 256, 512, 2048};
@@ -254,7 +266,10 @@ static void bench_one(struct esp_dev *dev, double copy_gbs, const char *shape, c
         need(esp_state_open(&b.seqs[i], b.pools, CONTEXT, 0, &err), &err);
     snprintf(what, sizeof what, "%s%s", format, act == ESP_ACT_F32 ? "" : "/b");
     fprintf(stderr, "%s %s: ready after %.1f s\n", shape, what, now() - t0);
-    time_all(&b, shape + (strncmp(shape, "qwen", 4) == 0 ? 4 : 0), what);
+    if (getenv("BENCH_PROFILE"))
+        profile(&b);
+    else
+        time_all(&b, shape + (strncmp(shape, "qwen", 4) == 0 ? 4 : 0), what);
     for (int i = 0; i < MAX_SEQ; i++)
         esp_state_close(b.seqs[i]);
     dev->ops->plan_free(b.plan);

@@ -34,7 +34,7 @@ foreach(source IN LISTS ESP_CU)
     set(object ${CMAKE_CURRENT_BINARY_DIR}/cuda/${name}.o)
     add_custom_command(OUTPUT ${object}
         COMMAND ${ESP_NVCC} -std=c++17 -O3 -lineinfo ${ESP_GENCODE} -I${CMAKE_CURRENT_SOURCE_DIR}/src -I${CMAKE_CURRENT_SOURCE_DIR}/include
-                -Xcompiler=-fPIC,-fvisibility=hidden -diag-suppress 186 -MD -MF ${object}.d -c ${source} -o ${object}
+                -Xcompiler=-fPIC,-fvisibility=hidden -diag-suppress 186,128 -MD -MF ${object}.d -c ${source} -o ${object}
         DEPENDS ${source} DEPFILE ${object}.d COMMENT "Building CUDA object ${name}.o" VERBATIM)
     list(APPEND ESP_CU_OBJECTS ${object})
 endforeach()

@@ -173,9 +173,9 @@ static void test_shapes(void **state)
 
     (void)state;
     s.kv = ESP_KV_BF16;
-    compare("bf16 cache", &s, 2e-2);
+    compare("bf16 cache", &s, 6e-2);
     s.head_dim = 256, s.n_head = 6, s.n_kv = 1, s.dk = s.dv = 128;
-    compare("bf16 cache, heads of 256", &s, 2e-2);
+    compare("bf16 cache, heads of 256", &s, 6e-2);
     s.kv = ESP_KV_F32;
     compare("f32 cache, heads of 256", &s, 1e-3);
     s = BASE;
@@ -183,12 +183,12 @@ static void test_shapes(void **state)
     s.dv = 80;
     compare("no power of two", &s, 1e-3);
     s.kv = ESP_KV_BF16;
-    compare("no power of two, bf16 cache", &s, 2e-2);
+    compare("no power of two, bf16 cache", &s, 6e-2);
     s = BASE;
     s.act = ESP_ACT_BF16;
-    compare("bf16 activations", &s, 5e-2);
+    compare("bf16 activations", &s, 2e-1);
     s.format = ESP_FORMAT_AFFINE4, s.group = 64;
-    compare("affine4, bf16 activations", &s, 5e-2);
+    compare("affine4, bf16 activations", &s, 2e-1);
 }
 
 /* Logits of sequence 0 over n tokens in passes of `cut`, with `others` further sequences running along. */
@@ -204,7 +204,7 @@ static void run_cut(struct test_net *t, uint32_t n, uint32_t cut, uint32_t other
         struct small_pass p = {.n = {n - at < cut ? n - at : cut}};
 
         for (uint32_t i = 1; i <= others; i++)
-            p.n[i] = 1 + (at + i) % 7;
+            p.n[i] = esp_state_length(seqs[i]) < SMALL_CONTEXT - 8 ? 1 + (at + i) % 7 : 0;
         small_run(t, seqs, &p, logits, NULL, NULL);
         memcpy(out + (size_t)at * t->n_vocab, logits, sizeof(float) * p.n[0] * t->n_vocab);
         at += p.n[0];

@@ -38,6 +38,7 @@ enum {
     CUDA_HOST_ROWS = 16,    /* of them in page-locked memory at once */
     CUDA_GRAPH_TOKENS = 16, /* steps of up to so many tokens are captured as graphs */
     CUDA_MAX_GRAPH = 32,
+    CUDA_SPREAD_ROWS = 256, /* products of up to so many rows may be spread over more blocks by parts */
 };
 
 enum cuda_step_kind { CUDA_STEP_OP, CUDA_STEP_LINEAR, CUDA_STEP_ADD_NORM };
@@ -72,8 +73,8 @@ struct esp_plan {
     size_t *value_off;            /* [n_value] */
     const float **vec0, **vec1;   /* [n_op] device copies */
     /* Offsets into device scratch. */
-    size_t values_bytes, act_t1, act_sums, act_bytes, rope_bytes, parts_bytes, logits_bytes, vec_bytes;
-    size_t act_off, rope_off, parts_off, logits_off, vec_off, batch_off, scratch_bytes;
+    size_t values_bytes, act_term, act_bytes, rope_bytes, parts_bytes, spread_bytes, logits_bytes, vec_bytes;
+    size_t act_off, rope_off, parts_off, spread_off, logits_off, vec_off, batch_off, scratch_bytes;
     uint32_t act_rows, part_spans, logit_rows, host_rows;
     struct cuda_batch_layout bl;
     uint8_t *scratch;   /* device */

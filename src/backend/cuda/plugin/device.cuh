@@ -78,32 +78,32 @@ static __device__ __forceinline__ void cu_store8(float *p, const float v[8])
  * Elements [k, k + 8) of row `row` in the form for products. The four lanes that hold 32 consecutive elements
  * (lane % 4 rising) call together; width is a multiple of 32 there.
  */
-static __device__ __forceinline__ void cu_emit8(const struct cu_act &a, uint32_t row, uint32_t k,
-                                                const float v[8])
+static __device__ __forceinline__ void cu_emit8(const cu_act &a, uint32_t row, uint32_t k, const float v[8])
 {
-    uint32_t hi[4], lo[4];
-    float sum = 0;
+    const uint32_t four = 0xfu << (threadIdx.x & 28);
+    float rest[8], sum = 0;
 
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
-        float x = v[2 * i], y = v[2 * i + 1], xh, yh;
+    for (int i = 0; i < 8; i++)
+        rest[i] = v[i];
+#pragma unroll
+    for (uint32_t term = 0; term < CU_MAX_TERM; term++) {
+        uint32_t pack[4];
 
-        hi[i] = cu_bf16x2(x, y);
-        xh = cu_bf16((uint16_t)(hi[i] & 0xffff));
-        yh = cu_bf16((uint16_t)(hi[i] >> 16));
-        lo[i] = cu_bf16x2(x - xh, y - yh);
-        if (a.n_term == 2) {
-            xh += cu_bf16((uint16_t)(lo[i] & 0xffff));
-            yh += cu_bf16((uint16_t)(lo[i] >> 16));
+        if (term >= a.n_term)
+            break;
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            pack[i] = cu_bf16x2(rest[2 * i], rest[2 * i + 1]);
+            rest[2 * i] -= cu_bf16((uint16_t)(pack[i] & 0xffff));
+            rest[2 * i + 1] -= cu_bf16((uint16_t)(pack[i] >> 16));
         }
-        sum += xh;
-        sum += yh;
+        *reinterpret_cast<uint4 *>(a.t[term] + (size_t)row * a.ld + k) =
+            make_uint4(pack[0], pack[1], pack[2], pack[3]);
     }
-    *reinterpret_cast<uint4 *>(a.t0 + (size_t)row * a.ld + k) = make_uint4(hi[0], hi[1], hi[2], hi[3]);
-    if (a.n_term == 2)
-        *reinterpret_cast<uint4 *>(a.t1 + (size_t)row * a.ld + k) = make_uint4(lo[0], lo[1], lo[2], lo[3]);
-    const uint32_t four = 0xfu << (threadIdx.x & 28);
-
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+        sum += v[i] - rest[i]; /* what the terms add up to */
     sum += __shfl_xor_sync(four, sum, 1);
     sum += __shfl_xor_sync(four, sum, 2);
     if ((k & 31) == 0)

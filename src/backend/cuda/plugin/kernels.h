@@ -42,9 +42,10 @@ struct cu_weight {
     uint32_t format; /* enum cu_format */
     uint32_t n_out, n_in;
     uint32_t n_tile, n_quad;
-    uint32_t part_quads; /* quads of one of the CU_PARTS sums that a row's product is made of */
-    uint32_t group_kb;   /* blocks of 32 inputs in a group: 1, 2, 4 */
-    uint32_t scale_f32;  /* scales are f32, else bf16 */
+    uint32_t part_quads;  /* quads of one of the CU_PARTS sums that a row's product is made of */
+    uint32_t group_kb;    /* blocks of 32 inputs in a group: 1, 2, 4; 0 for dense weights */
+    uint32_t group_shift; /* its logarithm */
+    uint32_t scale_f32;   /* scales are f32, else bf16 */
     const uint8_t *codes;
     const uint8_t *scales;
 };
@@ -63,11 +64,12 @@ size_t cu_packed_code_bytes(const struct cu_weight *w);
 size_t cu_packed_scale_bytes(const struct cu_weight *w);
 
 /*
- * Activations as products read them: x ~ t0 (+ t1), bf16 each, rows of ld elements padded with zeros up to a
- * multiple of 128; and the sum of every 32 inputs of t0 + t1, [ld / 32][max_row] f32.
+ * Activations as products read them: x ~ t[0] (+ t[1] (+ t[2])), bf16 each, rows of ld elements padded with
+ * zeros up to a multiple of 128; and the sum of every 32 inputs over all terms, [ld / 32][max_row] f32.
  */
+enum { CU_MAX_TERM = 3 };
 struct cu_act {
-    uint16_t *t0, *t1; /* t1 is unused with one term */
+    uint16_t *t[CU_MAX_TERM];
     float *sums;
     uint32_t ld, max_row; /* max_row: rows of a column of sums, a multiple of 128 */
     uint32_t n_term;      /* 0: nothing is prepared */
@@ -79,6 +81,8 @@ struct cu_linears { /* products of one input with weights of equal format, input
     uint32_t tiled; /* the device has the shared memory for the tiled kernel */
     struct cu_weight w[CU_MAX_LINEAR];
     float *y[CU_MAX_LINEAR]; /* [n_row][n_out] */
+    float *parts; /* room for the parts of a product that is spread over more blocks, parts_bytes */
+    size_t parts_bytes;
 };
 enum { CU_FEW_ROWS = 32 }; /* up to so many rows the weight streams past the rows, above it is tiled */
 void cu_linear_bf16(cudaStream_t s, const struct cu_linears *l, const struct cu_act *x, uint32_t n_row);
@@ -180,7 +184,7 @@ cudaError_t cu_linear_setup_bf16(void); /* these four only where tiled kernels r
 cudaError_t cu_linear_setup_q2(void);
 cudaError_t cu_linear_setup_q4(void);
 cudaError_t cu_linear_setup_q8(void);
-enum { CU_TILED_SHARED = 196608 }; /* bytes of shared memory that the tiled kernel takes at most */
+enum { CU_TILED_SHARED = 201000 }; /* bytes of shared memory that the tiled kernel takes at most */
 
 /* ---- recurrent mixer ---- */
 

@@ -16,13 +16,14 @@ static uint32_t rows_of(const struct esp_plan *p, esp_val v, const struct cu_sha
 static struct cu_act act_of(const struct esp_plan *p, uint32_t n_in, bool wanted)
 {
     uint8_t *at = p->scratch + p->act_off;
+    struct cu_act a = {.sums = (void *)(at + p->n_term * p->act_term),
+                       .ld = (n_in + 127) / 128 * 128,
+                       .max_row = p->act_rows,
+                       .n_term = wanted ? p->n_term : 0};
 
-    return (struct cu_act){.t0 = (void *)at,
-                           .t1 = (void *)(at + p->act_t1),
-                           .sums = (void *)(at + p->act_sums),
-                           .ld = (n_in + 127) / 128 * 128,
-                           .max_row = p->act_rows,
-                           .n_term = wanted ? p->n_term : 0};
+    for (uint32_t i = 0; i < p->n_term; i++)
+        a.t[i] = (void *)(at + i * p->act_term);
+    return a;
 }
 
 /* ---- products
@@ -63,6 +64,13 @@ static void flush(const struct esp_plan *p, struct cu_linears *l, const struct c
     l->n = 0;
 }
 
+static struct cu_linears linears_of(const struct esp_plan *p)
+{
+    return (struct cu_linears){.tiled = p->dev->tiled,
+                               .parts = (float *)(void *)(p->scratch + p->spread_off),
+                               .parts_bytes = p->spread_bytes};
+}
+
 static bool same_family(uint32_t a, uint32_t b)
 {
     return product_of(a) == product_of(b);
@@ -81,7 +89,7 @@ static void products(const struct esp_plan *p, const struct cuda_step *s, const 
     if (s->prepare)
         cu_prepare(p->dev->stream, x, n_in, n_row, &act);
     for (uint32_t i = 0; i < s->n_op; i++) { /* weights of equal format share a launch */
-        struct cu_linears l = {.tiled = p->dev->tiled};
+        struct cu_linears l = linears_of(p);
 
         for (uint32_t j = i; j < s->n_op; j++) {
             const struct cu_weight *w = &p->weights[s->op + j]->w;
@@ -104,13 +112,13 @@ void cuda_launch_logits(const struct esp_plan *p, const struct cuda_step *s, uin
     uint32_t n_in = plan_width(p, op->a);
     const float *x = plan_value(p, op->a) + (size_t)row0 * n_in;
     struct cu_act act = act_of(p, n_in, true);
-    struct cu_linears l = {.n = 1,
-                           .tiled = p->dev->tiled,
-                           .w = {p->weights[s->op]->w},
-                           .y = {(float *)(void *)(p->scratch + p->logits_off)}};
+    struct cu_linears l = linears_of(p);
 
-    act.t0 += (size_t)row0 * act.ld;
-    act.t1 += (size_t)row0 * act.ld;
+    l.n = 1;
+    l.w[0] = p->weights[s->op]->w;
+    l.y[0] = (float *)(void *)(p->scratch + p->logits_off);
+    for (uint32_t i = 0; i < p->n_term; i++)
+        act.t[i] += (size_t)row0 * act.ld;
     act.sums += row0;
     if (s->prepare)
         cu_prepare(p->dev->stream, x, n_in, n_row, &act);

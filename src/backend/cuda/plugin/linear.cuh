@@ -102,33 +102,52 @@ static __device__ __forceinline__ void block_mma(float acc[4], const uint32_t a[
 }
 
 struct scales {
-    float s0, b0, s8, b8;
-}; /* of rows g and g + 8 */
+    float s0, b0, s8, b8; /* of rows g and g + 8 */
+};
 
-static __device__ __forceinline__ scales load_scales(const cu_weight &w, uint32_t tile, uint32_t group,
+static __device__ __forceinline__ size_t scales_at(const cu_weight &w, uint32_t tile, uint32_t kb, uint32_t g)
+{
+    return ((size_t)tile * (w.n_quad * 4 >> w.group_shift) + (kb >> w.group_shift)) * 8 + g;
+}
+
+/* bf16 scales, ahead of their use. */
+static __device__ __forceinline__ uint2 fetch_scales(const cu_weight &w, uint32_t tile, uint32_t kb,
                                                      uint32_t g)
 {
-    const size_t i = ((size_t)tile * (w.n_quad * 4 / w.group_kb) + group) * 8 + g;
+    return w.scale_f32 ? make_uint2(0, 0)
+                       : __ldg(reinterpret_cast<const uint2 *>(w.scales) + scales_at(w, tile, kb, g));
+}
 
+/* What fetch_scales() brought; f32 scales are rare and loaded here. */
+static __device__ __forceinline__ scales open_scales(const cu_weight &w, uint32_t tile, uint32_t kb,
+                                                     uint32_t g, uint2 v)
+{
     if (w.scale_f32) {
-        const float4 v = __ldg(reinterpret_cast<const float4 *>(w.scales) + i);
+        const float4 f = __ldg(reinterpret_cast<const float4 *>(w.scales) + scales_at(w, tile, kb, g));
 
-        return {v.x, v.y, v.z, v.w};
+        return {f.x, f.y, f.z, f.w};
     }
-    const uint2 v = __ldg(reinterpret_cast<const uint2 *>(w.scales) + i);
-
     return {__uint_as_float(v.x << 16), __uint_as_float(v.x & 0xffff0000u), __uint_as_float(v.y << 16),
             __uint_as_float(v.y & 0xffff0000u)};
 }
 
-/* Close a group: codes times x in c, sums of x of the tokens 2t and 2t+1 in xs. */
-static __device__ __forceinline__ void close_group(float part[4], float c[4], const scales &s, float2 xs)
+/* Codes times x of a finished group. */
+static __device__ __forceinline__ void close_group(float part[4], float c[4], const scales &s)
 {
-    part[0] = fmaf(s.b0, xs.x, fmaf(s.s0, c[0], part[0]));
-    part[1] = fmaf(s.b0, xs.y, fmaf(s.s0, c[1], part[1]));
-    part[2] = fmaf(s.b8, xs.x, fmaf(s.s8, c[2], part[2]));
-    part[3] = fmaf(s.b8, xs.y, fmaf(s.s8, c[3], part[3]));
+    part[0] = fmaf(s.s0, c[0], part[0]);
+    part[1] = fmaf(s.s0, c[1], part[1]);
+    part[2] = fmaf(s.s8, c[2], part[2]);
+    part[3] = fmaf(s.s8, c[3], part[3]);
     c[0] = c[1] = c[2] = c[3] = 0;
+}
+
+/* Sums of x of the tokens 2t and 2t + 1. */
+static __device__ __forceinline__ void add_bias(float part[4], const scales &s, float2 xs)
+{
+    part[0] = fmaf(s.b0, xs.x, part[0]);
+    part[1] = fmaf(s.b0, xs.y, part[1]);
+    part[2] = fmaf(s.b8, xs.x, part[2]);
+    part[3] = fmaf(s.b8, xs.y, part[3]);
 }
 
 /* Which weight and first tile block `i` works on, with `per` tiles a block. */
@@ -152,70 +171,86 @@ static inline uint32_t count_blocks(const cu_linears *l, uint32_t per)
     return n;
 }
 
-/* ---- few rows: a warp is a part, a block is RT tiles of 16 outputs
- * ------------------------------------------------ */
+/* Outputs of the weights before `which`: where its parts start. */
+static __host__ __device__ __forceinline__ size_t part_column(const cu_linears &l, uint32_t which)
+{
+    size_t n = 0;
+
+    for (uint32_t i = 0; i < which; i++)
+        n += l.w[i].n_out;
+    return n;
+}
+
+/* ---- few rows: a warp is a part, a block is RT tiles of 16 outputs ----------------------------------------
+ */
+
+/* What a lane holds of SQ quads of RT tiles. */
+template <int FMT, int RT> struct few_raw {
+    enum {
+        LQ = half_quad<FMT>::quad_loads,
+        SQ = LQ * RT >= 4 ? 1 : 4 / (LQ * RT) /* at least 64 bytes in flight */
+    };
+    uint4 w[SQ][RT][LQ];
+    uint2 sc[SQ][RT][4]; /* scales of groups, at the block that each ends with */
+};
+
+template <int FMT, int RT>
+static __device__ __forceinline__ void few_load(few_raw<FMT, RT> *to, const cu_weight &w, uint32_t tile0,
+                                                uint32_t q, uint32_t q1)
+{
+    enum { LQ = few_raw<FMT, RT>::LQ, SQ = few_raw<FMT, RT>::SQ };
+    const uint32_t lane = threadIdx.x & 31, gmask = w.group_kb - 1;
+
+#pragma unroll
+    for (int s = 0; s < SQ; s++)
+#pragma unroll
+        for (int r = 0; r < RT; r++) {
+            const uint32_t tile = min(tile0 + r, w.n_tile - 1);
+            const uint8_t *src = w.codes + (((size_t)tile * w.n_quad + q + s) * LQ * 32 + lane) * 16;
+
+            if (q + s >= q1)
+                continue;
+#pragma unroll
+            for (int i = 0; i < LQ; i++)
+                to->w[s][r][i] = load_weight(src + i * 512);
+            if (FMT == CU_BF16)
+                continue;
+#pragma unroll
+            for (uint32_t j = 0; j < 4; j++)
+                if ((j & gmask) == gmask)
+                    to->sc[s][r][j] = fetch_scales(w, tile, (q + s) * 4 + j, lane >> 2);
+        }
+}
 
 template <int FMT, int TERMS, int NT, int RT>
 static __global__ void __launch_bounds__(32 * CU_PARTS)
-    few(const __grid_constant__ cu_linears l, const cu_act x, uint32_t n_row)
+    few(const __grid_constant__ cu_linears l, const __grid_constant__ cu_act x, uint32_t n_row)
 {
-    enum {
-        LQ = half_quad<FMT>::quad_loads,
-        LH = half_quad<FMT>::loads,
-        SQ = LQ * RT >= 4 ? 1 : 4 / (LQ * RT), /* quads loaded at once */
-    };
+    enum { LH = half_quad<FMT>::loads, SQ = few_raw<FMT, RT>::SQ };
     __shared__ float red[CU_PARTS][RT * NT * 4][32];
     const uint32_t lane = threadIdx.x & 31, part = threadIdx.x >> 5, g = lane >> 2, t = lane & 3;
     const uint32_t row0 = blockIdx.y * (NT * 8);
     uint32_t which;
     const uint32_t tile0 = find_tile(l, blockIdx.x, RT, &which);
     const cu_weight &w = l.w[which];
-    const uint32_t q0 = part * w.part_quads, q1 = min(q0 + w.part_quads, w.n_quad);
-    const uint8_t *src[RT];
+    const uint32_t q0 = part * w.part_quads, q1 = min(q0 + w.part_quads, w.n_quad), gmask = w.group_kb - 1;
     const uint16_t *xp[NT][TERMS];
     bool live[NT];
-    uint4 raw[SQ][RT][LQ];
-    float acc[RT][NT][4], c[RT][NT][4];
+    few_raw<FMT, RT> next;
+    float acc[RT][NT][4] = {}, c[RT][NT][4] = {};
 
-#pragma unroll
-    for (int r = 0; r < RT; r++)
-        src[r] = w.codes + ((size_t)min(tile0 + r, w.n_tile - 1) * w.n_quad * LQ * 32 + lane) * 16;
 #pragma unroll
     for (int n = 0; n < NT; n++) {
         live[n] = row0 + n * 8 + g < n_row;
-        xp[n][0] = x.t0 + (size_t)(row0 + n * 8 + g) * x.ld + 8 * t;
-        if (TERMS == 2)
-            xp[n][TERMS - 1] = x.t1 + (size_t)(row0 + n * 8 + g) * x.ld + 8 * t;
+#pragma unroll
+        for (int i = 0; i < TERMS; i++)
+            xp[n][i] = x.t[i] + (size_t)(row0 + n * 8 + g) * x.ld + 8 * t;
     }
-#pragma unroll
-    for (int r = 0; r < RT; r++)
-#pragma unroll
-        for (int n = 0; n < NT; n++)
-#pragma unroll
-            for (int i = 0; i < 4; i++)
-                acc[r][n][i] = c[r][n][i] = 0;
-#pragma unroll
-    for (int s = 0; s < SQ; s++)
-#pragma unroll
-        for (int r = 0; r < RT; r++)
-#pragma unroll
-            for (int i = 0; i < LQ; i++)
-                if (q0 + s < q1)
-                    raw[s][r][i] = load_weight(src[r] + (size_t)(q0 + s) * (LQ * 512) + i * 512);
-
+    few_load(&next, w, tile0, q0, q1);
     for (uint32_t q = q0; q < q1; q += SQ) {
-        uint4 cur[SQ][RT][LQ];
+        const few_raw<FMT, RT> cur = next;
 
-#pragma unroll
-        for (int s = 0; s < SQ; s++)
-#pragma unroll
-            for (int r = 0; r < RT; r++)
-#pragma unroll
-                for (int i = 0; i < LQ; i++) {
-                    cur[s][r][i] = raw[s][r][i];
-                    if (q + SQ + s < q1)
-                        raw[s][r][i] = load_weight(src[r] + (size_t)(q + SQ + s) * (LQ * 512) + i * 512);
-                }
+        few_load(&next, w, tile0, q + SQ, q1);
 #pragma unroll
         for (int s = 0; s < SQ; s++) {
             float2 xs[NT];
@@ -237,38 +272,40 @@ static __global__ void __launch_bounds__(32 * CU_PARTS)
                         xv[n][i] = live[n]
                                        ? __ldg(reinterpret_cast<const uint4 *>(xp[n][i] + (size_t)kb * 32))
                                        : make_uint4(0, 0, 0, 0);
-                if (FMT != CU_BF16) {
 #pragma unroll
-                    for (int n = 0; n < NT; n++) {
-                        const float2 v = *reinterpret_cast<const float2 *>(x.sums + (size_t)kb * x.max_row +
-                                                                           row0 + n * 8 + 2 * t);
+                for (int n = 0; n < NT && FMT != CU_BF16; n++) {
+                    const float2 v = *reinterpret_cast<const float2 *>(x.sums + (size_t)kb * x.max_row +
+                                                                       row0 + n * 8 + 2 * t);
 
-                        xs[n].x += v.x;
-                        xs[n].y += v.y;
-                    }
+                    xs[n].x += v.x;
+                    xs[n].y += v.y;
                 }
 #pragma unroll
                 for (int r = 0; r < RT; r++) {
                     uint32_t a[2][4];
 
-                    fragments<FMT>(a, &cur[s][r][FMT == CU_Q2 ? 0 : (j / 2) * LH], j / 2, j & 1);
+                    fragments<FMT>(a, &cur.w[s][r][FMT == CU_Q2 ? 0 : (j / 2) * LH], j / 2, j & 1);
 #pragma unroll
                     for (int n = 0; n < NT; n++)
                         block_mma<TERMS>(FMT == CU_BF16 ? acc[r][n] : c[r][n], a, xv[n]);
                 }
-                if (FMT != CU_BF16 && (j + 1) % w.group_kb == 0) {
+                if (FMT == CU_BF16 || (!(j & 1) && gmask != 0))
+                    continue;
 #pragma unroll
-                    for (int r = 0; r < RT; r++) {
-                        const scales sc = load_scales(w, min(tile0 + r, w.n_tile - 1), kb / w.group_kb, g);
+                for (int r = 0; r < RT; r++) {
+                    const uint2 raw = gmask == 3 ? cur.sc[s][r][3] : cur.sc[s][r][j];
+                    const scales k = open_scales(w, min(tile0 + r, w.n_tile - 1), kb, g, raw);
 
 #pragma unroll
-                        for (int n = 0; n < NT; n++)
-                            close_group(acc[r][n], c[r][n], sc, xs[n]);
+                    for (int n = 0; n < NT; n++) {
+                        if ((kb & gmask) == gmask)
+                            close_group(acc[r][n], c[r][n], k);
+                        add_bias(acc[r][n], k, xs[n]);
                     }
-#pragma unroll
-                    for (int n = 0; n < NT; n++)
-                        xs[n] = make_float2(0, 0);
                 }
+#pragma unroll
+                for (int n = 0; n < NT; n++)
+                    xs[n] = make_float2(0, 0);
             }
         }
     }
@@ -295,105 +332,133 @@ static __global__ void __launch_bounds__(32 * CU_PARTS)
     }
 }
 
-/* ---- many rows: a block is 8 tiles of outputs times 128 rows; warps are 4 x 2, each 32 outputs times 64
+/* ---- many rows: a block is 8 tiles of outputs times 128 rows; warps are 4 x 4, each 32 outputs times 32
  * rows -------- */
 
 enum {
     TILED_ROWS = 128,
     TILED_TILES = 8,
-    TILED_STAGES = 4,
-    TILED_PLANE = TILED_ROWS * 64 /* bytes: a block of 32 inputs */
+    TILED_THREADS = 512,
+    TILED_PLANE = TILED_ROWS * 64, /* bytes of a block of 32 inputs of one term */
+    TILED_SUMS = 2 * TILED_ROWS * 4,
+    TILED_N = 4 /* groups of 8 rows a warp */
 };
 
 template <int TERMS> struct tiled_shared {
-    enum { stage = 2 * TERMS * TILED_PLANE, bytes = TILED_STAGES * stage + 64 * 256 * 4 };
+    enum {
+        stages = TERMS == 3 ? 2 : 4,
+        stage = 2 * TERMS * TILED_PLANE + TILED_SUMS,
+        bytes = stages * stage + 2 * TILED_N * 4 * TILED_THREADS * 4
+    };
 };
 
-/* Fetch half-quad h of the rows' terms into its stage, planes [block][term][row][64 bytes]. */
+/* Fetch half-quad h of the rows' terms into its stage: planes [block][term][row][64 bytes], then sums
+ * [block][row]. */
 template <int TERMS>
 static __device__ __forceinline__ void tiled_fetch(uint8_t *stages, const cu_act &x, uint32_t row0,
                                                    uint32_t h)
 {
-    const uint32_t to =
-        (uint32_t)__cvta_generic_to_shared(stages + (h % TILED_STAGES) * tiled_shared<TERMS>::stage);
+    const uint32_t to = (uint32_t)__cvta_generic_to_shared(stages + (h % tiled_shared<TERMS>::stages) *
+                                                                        tiled_shared<TERMS>::stage);
 
 #pragma unroll
-    for (int i = 0; i < 4 * TERMS; i++) {
-        const uint32_t e = i * 256 + threadIdx.x, c = e & 3, jj = e >> 2 & 1, row = e >> 3 & 127,
-                       term = e >> 10;
-        const uint16_t *p =
-            (TERMS == 2 && term ? x.t1 : x.t0) + (size_t)(row0 + row) * x.ld + h * 64 + jj * 32 + c * 8;
+    for (int i = 0; i < 2 * TERMS; i++) {
+        const uint32_t e = (i & 1) * TILED_THREADS + threadIdx.x, c = e & 3, jj = e >> 2 & 1, row = e >> 3;
+        const uint32_t at = ((jj * TERMS + i / 2) * TILED_ROWS + row) * 64 + c * 16;
 
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(
-                         to + ((jj * TERMS + term) * TILED_ROWS + row) * 64 + c * 16),
-                     "l"(p));
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to + at),
+                     "l"(x.t[i / 2] + (size_t)(row0 + row) * x.ld + h * 64 + jj * 32 + c * 8));
+    }
+    if (threadIdx.x < TILED_SUMS / 16) {
+        const uint32_t jj = threadIdx.x / (TILED_ROWS / 4), row = threadIdx.x % (TILED_ROWS / 4) * 4;
+        const uint32_t at = 2 * TERMS * TILED_PLANE + (jj * TILED_ROWS + row) * 4;
+
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to + at),
+                     "l"(x.sums + (size_t)(h * 2 + jj) * x.max_row + row0 + row));
+    }
+}
+
+/* What a lane holds of its two tiles in one half-quad. */
+template <int FMT> struct tiled_raw {
+    uint4 w[2][half_quad<FMT>::loads];
+    uint2 sc[2][2];
+};
+
+template <int FMT>
+static __device__ __forceinline__ void tiled_load(tiled_raw<FMT> *to, const cu_weight &w, uint32_t tile0,
+                                                  uint32_t h)
+{
+    const uint32_t lane = threadIdx.x & 31, gmask = w.group_kb - 1;
+
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        const uint32_t tile = min(tile0 + r, w.n_tile - 1);
+        const uint8_t *src = w.codes + (size_t)tile * w.n_quad * (half_quad<FMT>::quad_loads * 512) +
+                             (FMT == CU_Q2 ? h / 2 : h * half_quad<FMT>::loads) * 512 + lane * 16;
+
+#pragma unroll
+        for (int i = 0; i < half_quad<FMT>::loads; i++)
+            to->w[r][i] = __ldg(reinterpret_cast<const uint4 *>(src + i * 512)); /* four warps want it */
+        if (FMT == CU_BF16)
+            continue;
+#pragma unroll
+        for (uint32_t jj = 0; jj < 2; jj++)
+            if (jj == 1 || gmask == 0)
+                to->sc[r][jj] = fetch_scales(w, tile, h * 2 + jj, lane >> 2);
     }
 }
 
 template <int FMT, int TERMS>
-static __global__ void __launch_bounds__(256, 1)
-    tiled(const __grid_constant__ cu_linears l, const cu_act x, uint32_t n_row)
+static __global__ void __launch_bounds__(TILED_THREADS, 1)
+    tiled(const __grid_constant__ cu_linears l, const __grid_constant__ cu_act x, uint32_t n_row)
 {
-    enum { LH = half_quad<FMT>::loads, LQ = half_quad<FMT>::quad_loads };
+    enum { ST = tiled_shared<TERMS>::stages };
     extern __shared__ __align__(128) uint8_t shared[];
     float *total =
-        reinterpret_cast<float *>(shared + TILED_STAGES * tiled_shared<TERMS>::stage); /* [64][256] */
+        reinterpret_cast<float *>(shared + ST * tiled_shared<TERMS>::stage); /* [2 * TILED_N * 4][threads] */
     const uint32_t lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane >> 2, t = lane & 3;
     const uint32_t row0 = blockIdx.x * TILED_ROWS,
-                   col0 = (warp >> 2) * 64; /* col0: the warp's first row of x in the block */
+                   col0 = (warp >> 2) * (TILED_N * 8); /* the warp's first row in the block */
+    const bool split = gridDim.z > 1;                  /* a block of its own for each part */
     uint32_t which;
     const uint32_t tile0 = find_tile(l, blockIdx.y, TILED_TILES, &which) + (warp & 3) * 2;
     const cu_weight &w = l.w[which];
-    const uint32_t n_half = w.n_quad * 2;
-    const uint8_t *src[2];
-    uint4 raw[2][LH];
-    float acc[2][8][4], c[2][8][4];
-    uint32_t part_end = w.part_quads * 2, done = 0;
+    const uint32_t gmask = w.group_kb - 1, per_part = w.part_quads * 2, n_half = w.n_quad * 2;
+    const uint32_t h0 = split ? min(blockIdx.z * per_part, n_half) : 0,
+                   h1 = split ? min(h0 + per_part, n_half) : n_half;
+    uint32_t part_end = h0 + per_part, done = 0;
+    tiled_raw<FMT> next;
+    float acc[2][TILED_N][4] = {}, c[2][TILED_N][4] = {};
 
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
-        src[r] = w.codes + ((size_t)min(tile0 + r, w.n_tile - 1) * w.n_quad * LQ * 32 + lane) * 16;
-#pragma unroll
-        for (int n = 0; n < 8; n++)
-#pragma unroll
-            for (int i = 0; i < 4; i++)
-                acc[r][n][i] = c[r][n][i] = 0;
-#pragma unroll
-        for (int i = 0; i < LH; i++)
-            raw[r][i] = load_weight(src[r] + i * 512);
-    }
-    for (uint32_t s = 0; s < TILED_STAGES - 1; s++) {
-        if (s < n_half)
+    if (h0 < h1)
+        tiled_load(&next, w, tile0, h0);
+    for (uint32_t s = h0; s < h0 + ST - 1; s++) {
+        if (s < h1)
             tiled_fetch<TERMS>(shared, x, row0, s);
         asm volatile("cp.async.commit_group;");
     }
-    for (uint32_t h = 0; h < n_half; h++) {
-        uint4 cur[2][LH];
-        const uint8_t *stage = shared + (h % TILED_STAGES) * tiled_shared<TERMS>::stage;
+    for (uint32_t h = h0; h < h1; h++) {
+        const tiled_raw<FMT> cur = next;
+        const uint8_t *stage = shared + (h % ST) * tiled_shared<TERMS>::stage;
 
-        asm volatile("cp.async.wait_group %0;" ::"n"(TILED_STAGES - 2));
+        asm volatile("cp.async.wait_group %0;" ::"n"(ST - 2));
         __syncthreads(); /* stage h has arrived for all, stage h - 1 is free */
-        if (h + TILED_STAGES - 1 < n_half)
-            tiled_fetch<TERMS>(shared, x, row0, h + TILED_STAGES - 1);
+        if (h + ST - 1 < h1)
+            tiled_fetch<TERMS>(shared, x, row0, h + ST - 1);
         asm volatile("cp.async.commit_group;");
-#pragma unroll
-        for (int r = 0; r < 2; r++)
-#pragma unroll
-            for (int i = 0; i < LH; i++) {
-                cur[r][i] = raw[r][i];
-                if (h + 1 < n_half)
-                    raw[r][i] = load_weight(
-                        src[r] + (FMT == CU_Q2 ? (size_t)(h + 1) / 2 : (size_t)(h + 1) * LH) * 512 + i * 512);
-            }
+        if (h + 1 < h1)
+            tiled_load(&next, w, tile0, h + 1);
 #pragma unroll
         for (int jj = 0; jj < 2; jj++) {
             const uint32_t kb = h * 2 + jj;
+            const float *sums =
+                reinterpret_cast<const float *>(stage + 2 * TERMS * TILED_PLANE) + col0 + 2 * t;
             uint32_t a[2][2][4];
 
-            fragments<FMT>(a[0], cur[0], (int)(h & 1), jj);
-            fragments<FMT>(a[1], cur[1], (int)(h & 1), jj);
+            fragments<FMT>(a[0], cur.w[0], (int)(h & 1), jj);
+            fragments<FMT>(a[1], cur.w[1], (int)(h & 1), jj);
 #pragma unroll
-            for (int n = 0; n < 8; n++) {
+            for (int n = 0; n < TILED_N; n++) {
                 uint4 xv[TERMS];
 
 #pragma unroll
@@ -403,57 +468,72 @@ static __global__ void __launch_bounds__(256, 1)
                 block_mma<TERMS>(FMT == CU_BF16 ? acc[0][n] : c[0][n], a[0], xv);
                 block_mma<TERMS>(FMT == CU_BF16 ? acc[1][n] : c[1][n], a[1], xv);
             }
-            if (FMT != CU_BF16 && (kb + 1) % w.group_kb == 0) {
-                const scales s0 = load_scales(w, min(tile0, w.n_tile - 1), kb / w.group_kb, g);
-                const scales s1 = load_scales(w, min(tile0 + 1, w.n_tile - 1), kb / w.group_kb, g);
+            if (FMT == CU_BF16 || (jj == 0 && gmask != 0))
+                continue;
+#pragma unroll
+            for (int r = 0; r < 2; r++) {
+                const scales k = open_scales(w, min(tile0 + r, w.n_tile - 1), kb, g, cur.sc[r][jj]);
 
 #pragma unroll
-                for (int n = 0; n < 8; n++) {
-                    float2 xs = make_float2(0, 0);
+                for (int n = 0; n < TILED_N; n++) {
+                    float2 xs = *reinterpret_cast<const float2 *>(sums + jj * TILED_ROWS + n * 8);
 
-                    for (uint32_t b = kb + 1 - w.group_kb; b <= kb; b++) {
-                        const float2 v = *reinterpret_cast<const float2 *>(x.sums + (size_t)b * x.max_row +
-                                                                           row0 + col0 + n * 8 + 2 * t);
+                    if (gmask) { /* both blocks of the half-quad, in order */
+                        const float2 v = *reinterpret_cast<const float2 *>(sums + n * 8);
 
-                        xs.x += v.x;
-                        xs.y += v.y;
+                        xs = make_float2(v.x + xs.x, v.y + xs.y);
                     }
-                    close_group(acc[0][n], c[0][n], s0, xs);
-                    close_group(acc[1][n], c[1][n], s1, xs);
+                    if ((kb & gmask) == gmask)
+                        close_group(acc[r][n], c[r][n], k);
+                    add_bias(acc[r][n], k, xs);
                 }
             }
         }
-        if (h + 1 == part_end || h + 1 == n_half) {
+        if (h + 1 == part_end || h + 1 == h1) {
 #pragma unroll
-            for (int r = 0; r < 2; r++)
-#pragma unroll
-                for (int n = 0; n < 8; n++)
-#pragma unroll
-                    for (int i = 0; i < 4; i++) {
-                        float *f = total + ((r * 8 + n) * 4 + i) * 256 + threadIdx.x;
+            for (int e = 0; e < 2 * TILED_N * 4; e++) {
+                float *f = total + e * TILED_THREADS + threadIdx.x;
+                float *a = &acc[e / (TILED_N * 4)][e / 4 % TILED_N][e % 4];
 
-                        *f = done ? *f + acc[r][n][i] : acc[r][n][i];
-                        acc[r][n][i] = 0;
-                    }
+                *f = done ? *f + *a : *a;
+                *a = 0;
+            }
             done++;
-            part_end += w.part_quads * 2;
+            part_end += per_part;
         }
     }
 #pragma unroll
-    for (int r = 0; r < 2; r++)
-#pragma unroll
-        for (int n = 0; n < 8; n++)
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                const uint32_t o = (tile0 + r) * 16 + g + (i >= 2 ? 8 : 0),
-                               tok = row0 + col0 + n * 8 + 2 * t + (i & 1);
-                float sum = total[((r * 8 + n) * 4 + i) * 256 + threadIdx.x];
+    for (int e = 0; e < 2 * TILED_N * 4; e++) {
+        const uint32_t o = (tile0 + e / (TILED_N * 4)) * 16 + g + (e % 4 >= 2 ? 8 : 0);
+        const uint32_t tok = row0 + col0 + e / 4 % TILED_N * 8 + 2 * t + (e & 1);
+        float sum = done ? total[e * TILED_THREADS + threadIdx.x] : 0.0f;
 
-                for (uint32_t p = done; p < CU_PARTS; p++)
-                    sum += 0.0f; /* empty parts, as in `few`: they turn -0 into 0 */
-                if (o < w.n_out && tok < n_row)
-                    l.y[which][(size_t)tok * w.n_out + o] = sum;
-            }
+        if (o >= w.n_out || tok >= n_row)
+            continue;
+        if (split) {
+            float *to = l.parts + (size_t)CU_PARTS * n_row * part_column(l, which);
+
+            to[((size_t)blockIdx.z * n_row + tok) * w.n_out + o] = sum;
+            continue;
+        }
+        for (uint32_t p = done; p < CU_PARTS; p++)
+            sum += 0.0f; /* empty parts, as in `few`: they turn -0 into 0 */
+        l.y[which][(size_t)tok * w.n_out + o] = sum;
+    }
+}
+
+static __global__ void add_parts(const float *parts, float *y, size_t n)
+{
+    const size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
+    float sum;
+
+    if (i >= n)
+        return;
+    sum = parts[i];
+#pragma unroll
+    for (uint32_t p = 1; p < CU_PARTS; p++)
+        sum += parts[p * n + i];
+    y[i] = sum;
 }
 
 /* ---- choosing
@@ -473,34 +553,62 @@ static void launch_few(cudaStream_t s, const cu_linears *l, const cu_act *x, uin
             <<<dim3(count_blocks(l, 1), (n_row + 31) / 32), 32 * CU_PARTS, 0, s>>>(*l, *x, n_row);
 }
 
+enum {
+    FILL_BLOCKS = 96
+}; /* with fewer blocks than most of a large device's multiprocessors, parts get their own */
+
+template <int FMT, int TERMS>
+static void launch_tiled(cudaStream_t s, const cu_linears *l, const cu_act *x, uint32_t n_row)
+{
+    dim3 grid((n_row + TILED_ROWS - 1) / TILED_ROWS, count_blocks(l, TILED_TILES));
+    const bool split = grid.x * grid.y < FILL_BLOCKS &&
+                       CU_PARTS * n_row * part_column(*l, l->n) * sizeof(float) <= l->parts_bytes;
+
+    grid.z = split ? CU_PARTS : 1;
+    tiled<FMT, TERMS><<<grid, TILED_THREADS, tiled_shared<TERMS>::bytes, s>>>(*l, *x, n_row);
+    for (uint32_t i = 0; split && i < l->n; i++) {
+        const size_t n = (size_t)n_row * l->w[i].n_out;
+
+        add_parts<<<(unsigned)((n + 255) / 256), 256, 0, s>>>(
+            l->parts + (size_t)CU_PARTS * n_row * part_column(*l, i), l->y[i], n);
+    }
+}
+
+template <int FMT, int TERMS>
+static void launch_terms(cudaStream_t s, const cu_linears *l, const cu_act *x, uint32_t n_row)
+{
+    if (n_row <= CU_FEW_ROWS || !l->tiled)
+        launch_few<FMT, TERMS>(s, l, x, n_row);
+    else
+        launch_tiled<FMT, TERMS>(s, l, x, n_row);
+}
+
 template <int FMT>
 static void launch_linear(cudaStream_t s, const cu_linears *l, const cu_act *x, uint32_t n_row)
 {
-    const dim3 grid((n_row + TILED_ROWS - 1) / TILED_ROWS, count_blocks(l, TILED_TILES));
+    if (x->n_term == 1)
+        launch_terms<FMT, 1>(s, l, x, n_row);
+    else if (x->n_term == 2)
+        launch_terms<FMT, 2>(s, l, x, n_row);
+    else
+        launch_terms<FMT, 3>(s, l, x, n_row);
+}
 
-    if (n_row <= CU_FEW_ROWS || !l->tiled) {
-        if (x->n_term == 2)
-            launch_few<FMT, 2>(s, l, x, n_row);
-        else
-            launch_few<FMT, 1>(s, l, x, n_row);
-    } else if (x->n_term == 2) {
-        tiled<FMT, 2><<<grid, 256, tiled_shared<2>::bytes, s>>>(*l, *x, n_row);
-    } else {
-        tiled<FMT, 1><<<grid, 256, tiled_shared<1>::bytes, s>>>(*l, *x, n_row);
-    }
+template <int FMT, int TERMS> static cudaError_t allow_tiled(void)
+{
+    static_assert((int)tiled_shared<TERMS>::bytes <= (int)CU_TILED_SHARED,
+                  "the host asks the device for this much");
+    return cudaFuncSetAttribute(tiled<FMT, TERMS>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                tiled_shared<TERMS>::bytes);
 }
 
 template <int FMT> static cudaError_t setup_linear(void)
 {
-    cudaError_t e = cudaFuncSetAttribute(tiled<FMT, 1>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                         tiled_shared<1>::bytes);
+    cudaError_t e = allow_tiled<FMT, 1>();
 
-    static_assert((int)tiled_shared<2>::bytes <= (int)CU_TILED_SHARED,
-                  "the host asks the device for this much");
     if (e == cudaSuccess)
-        e = cudaFuncSetAttribute(tiled<FMT, 2>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                 tiled_shared<2>::bytes);
-    return e;
+        e = allow_tiled<FMT, 2>();
+    return e == cudaSuccess ? allow_tiled<FMT, 3>() : e;
 }
 
 #endif

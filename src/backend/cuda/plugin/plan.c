@@ -161,9 +161,8 @@ static void lay_out_act(struct esp_plan *p)
     for (uint32_t i = 0; i < t->n_op; i++)
         if (is_product(&t->ops[i]) && ((size_t)t->ops[i].w->n_in + 127) / 128 * 128 > ld)
             ld = ((size_t)t->ops[i].w->n_in + 127) / 128 * 128;
-    p->act_t1 = pad(p->act_rows * ld * 2);
-    p->act_sums = p->act_t1 * 2;
-    p->act_bytes = p->act_sums + pad(ld / 32 * p->act_rows * sizeof(float));
+    p->act_term = pad(p->act_rows * ld * 2);
+    p->act_bytes = p->act_term * p->n_term + pad(ld / 32 * p->act_rows * sizeof(float));
 }
 
 static void lay_out_batch(struct esp_plan *p)
@@ -191,6 +190,17 @@ static size_t parts_bytes(const struct esp_plan *p)
     return rows * n_head * p->part_spans * (l->head_dim + 8) * sizeof(float);
 }
 
+/* Parts of the widest product that is narrow enough to be spread: below 96 blocks of 128 outputs. */
+static size_t spread_bytes(const struct esp_plan *p)
+{
+    size_t rows = p->opts.max_tok < CUDA_SPREAD_ROWS ? p->opts.max_tok : CUDA_SPREAD_ROWS, most = 0;
+
+    for (uint32_t i = 0; i < p->tape->n_op; i++)
+        if (is_product(&p->tape->ops[i]) && p->tape->ops[i].w->n_out > most)
+            most = p->tape->ops[i].w->n_out;
+    return rows > CU_FEW_ROWS ? CU_PARTS * rows * (most < 8192 ? most : 8192) * sizeof(float) : 0;
+}
+
 static esp_status lay_out(struct esp_plan *p, esp_error *err)
 {
     const struct esp_tape *t = p->tape;
@@ -209,6 +219,7 @@ static esp_status lay_out(struct esp_plan *p, esp_error *err)
     p->rope_bytes = pad((size_t)p->opts.max_tok * 2 * t->rope.n_half * sizeof(float));
     p->part_spans = (p->opts.context + ESP_SPAN - 1) / ESP_SPAN;
     p->parts_bytes = pad(parts_bytes(p));
+    p->spread_bytes = pad(spread_bytes(p));
     p->logit_rows = p->opts.max_out < CUDA_LOGIT_ROWS ? p->opts.max_out : CUDA_LOGIT_ROWS;
     p->host_rows = p->opts.max_out < CUDA_HOST_ROWS ? p->opts.max_out : CUDA_HOST_ROWS;
     p->logits_bytes = pad((size_t)p->logit_rows * t->n_vocab * sizeof(float));
@@ -218,7 +229,8 @@ static esp_status lay_out(struct esp_plan *p, esp_error *err)
     p->act_off = p->values_bytes;
     p->rope_off = p->act_off + p->act_bytes;
     p->parts_off = p->rope_off + p->rope_bytes;
-    p->logits_off = p->parts_off + p->parts_bytes;
+    p->spread_off = p->parts_off + p->parts_bytes;
+    p->logits_off = p->spread_off + p->spread_bytes;
     p->vec_off = p->logits_off + p->logits_bytes;
     p->batch_off = p->vec_off + p->vec_bytes;
     p->scratch_bytes = p->batch_off + p->bl.bytes;
@@ -341,6 +353,14 @@ void cuda_plan_free(struct esp_plan *p)
     esp_free(p);
 }
 
+/* Terms of bf16 that an activation is split into: 24 bits, 16 bits (no less than int8x2 has), or 8. */
+static uint32_t terms_of(const struct esp_plan_opts *o)
+{
+    if (o->act_auto || o->act == ESP_ACT_INT8X2)
+        return 2;
+    return o->act == ESP_ACT_F32 ? 3 : 1;
+}
+
 static esp_status plan_create(struct esp_plan **out, struct esp_dev *d, const struct esp_tape *t,
                               const struct esp_plan_opts *o, const struct esp_layout *l, esp_error *err)
 {
@@ -357,7 +377,7 @@ static esp_status plan_create(struct esp_plan **out, struct esp_dev *d, const st
     p->tape = t;
     p->opts = *o;
     p->pools.layout = *l;
-    p->n_term = !o->act_auto && (o->act == ESP_ACT_BF16 || o->act == ESP_ACT_INT8) ? 1 : 2;
+    p->n_term = terms_of(o);
     s = lay_out(p, err);
     if (s != ESP_OK) {
         cuda_plan_free(p);

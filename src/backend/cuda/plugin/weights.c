@@ -33,6 +33,7 @@ static struct cu_weight describe(const struct esp_weight *w)
     c.n_quad = (w->n_in + 127) / 128;
     c.part_quads = (c.n_quad + CU_PARTS - 1) / CU_PARTS;
     c.group_kb = w->group / 32;
+    c.group_shift = c.group_kb == 4 ? 2 : c.group_kb == 2 ? 1 : 0;
     c.scale_f32 = w->group && w->scale_type != ESP_SCALE_BF16;
     return c;
 }
