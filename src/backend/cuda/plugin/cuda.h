@@ -21,7 +21,9 @@ struct cuda_dev {
     struct esp_dev base;
     int index;
     cudaStream_t stream;
-    bool tiled;                   /* has the shared memory of the tiled products */
+    bool tiled; /* has the shared memory of the tiled products */
+    bool early; /* knows programmatic launches */
+    uint32_t n_multiprocessor;
     struct cuda_weight **weights; /* places stay where they are; plans point at them */
     uint32_t n_weight, cap_weight;
     struct esp_plan *running; /* whose logits wait() has to hand over */

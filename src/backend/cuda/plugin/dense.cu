@@ -54,6 +54,7 @@ void cu_linear_dense(cudaStream_t s, const struct cu_linears *l, const float *x,
 
 static __global__ void prepare(const float *x, uint32_t width, cu_act out)
 {
+    cu_let_next_start();
     const uint32_t row = blockIdx.y, k = (blockIdx.x * blockDim.x + threadIdx.x) * 8;
     float v[8];
 

@@ -182,6 +182,8 @@ static esp_status look_at(struct cuda_dev *d, esp_error *err)
     if (e != cudaSuccess)
         return cuda_failed(err, e, "loading kernels");
     d->tiled = shared >= CU_TILED_SHARED;
+    d->early = major >= 9;
+    d->n_multiprocessor = (uint32_t)props.multiProcessorCount;
     if (d->tiled) {
         CUDA_TRY(cu_linear_setup_bf16(), "setting up products");
         CUDA_TRY(cu_linear_setup_q2(), "setting up products");

@@ -35,6 +35,24 @@ static __device__ __forceinline__ float cu_silu(float x)
     return x / (1.0f + expf(-x));
 }
 
+/*
+ * Programmatic launches: the kernel before says when the next may start, and the next waits here until the
+ * one before has finished and its results can be seen. Without such a launch both do nothing.
+ */
+static __device__ __forceinline__ void cu_let_next_start(void)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+
+static __device__ __forceinline__ void cu_wait_for_inputs(void)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
 /* Sum over a warp: every lane gets the same bits (a butterfly of commuting additions). */
 static __device__ __forceinline__ float cu_warp_sum(float v)
 {

@@ -79,6 +79,8 @@ enum { CU_MAX_LINEAR = 4 };
 struct cu_linears { /* products of one input with weights of equal format, inputs and kind of scales */
     uint32_t n;
     uint32_t tiled; /* the device has the shared memory for the tiled kernel */
+    uint32_t early; /* it knows programmatic launches */
+    uint32_t n_multiprocessor;
     struct cu_weight w[CU_MAX_LINEAR];
     float *y[CU_MAX_LINEAR]; /* [n_row][n_out] */
     float *parts; /* room for the parts of a product that is spread over more blocks, parts_bytes */

@@ -67,6 +67,8 @@ static void flush(const struct esp_plan *p, struct cu_linears *l, const struct c
 static struct cu_linears linears_of(const struct esp_plan *p)
 {
     return (struct cu_linears){.tiled = p->dev->tiled,
+                               .early = p->dev->early,
+                               .n_multiprocessor = p->dev->n_multiprocessor,
                                .parts = (float *)(void *)(p->scratch + p->spread_off),
                                .parts_bytes = p->spread_bytes};
 }

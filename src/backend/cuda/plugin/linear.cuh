@@ -191,7 +191,8 @@ template <int FMT, int RT> struct few_raw {
         SQ = LQ * RT >= 4 ? 1 : 4 / (LQ * RT) /* at least 64 bytes in flight */
     };
     uint4 w[SQ][RT][LQ];
-    uint2 sc[SQ][RT][4]; /* scales of groups, at the block that each ends with */
+    uint2 sc[SQ][RT]
+            [2]; /* scales of groups of 64 and 128 that end at block 1 and 3; groups of 32 load theirs late */
 };
 
 template <int FMT, int RT>
@@ -199,7 +200,7 @@ static __device__ __forceinline__ void few_load(few_raw<FMT, RT> *to, const cu_w
                                                 uint32_t q, uint32_t q1)
 {
     enum { LQ = few_raw<FMT, RT>::LQ, SQ = few_raw<FMT, RT>::SQ };
-    const uint32_t lane = threadIdx.x & 31, gmask = w.group_kb - 1;
+    const uint32_t lane = threadIdx.x & 31;
 
 #pragma unroll
     for (int s = 0; s < SQ; s++)
@@ -213,142 +214,170 @@ static __device__ __forceinline__ void few_load(few_raw<FMT, RT> *to, const cu_w
 #pragma unroll
             for (int i = 0; i < LQ; i++)
                 to->w[s][r][i] = load_weight(src + i * 512);
-            if (FMT == CU_BF16)
+            if (FMT == CU_BF16 || w.group_kb == 1)
                 continue;
-#pragma unroll
-            for (uint32_t j = 0; j < 4; j++)
-                if ((j & gmask) == gmask)
-                    to->sc[s][r][j] = fetch_scales(w, tile, (q + s) * 4 + j, lane >> 2);
+            if (w.group_kb == 2)
+                to->sc[s][r][0] = fetch_scales(w, tile, (q + s) * 4 + 1, lane >> 2);
+            to->sc[s][r][1] = fetch_scales(w, tile, (q + s) * 4 + 3, lane >> 2);
         }
 }
 
+/* The products of SQ quads with NT * 8 rows. */
 template <int FMT, int TERMS, int NT, int RT>
-static __global__ void __launch_bounds__(32 * CU_PARTS)
-    few(const __grid_constant__ cu_linears l, const __grid_constant__ cu_act x, uint32_t n_row)
+static __device__ __forceinline__ void
+few_stage(float (&acc)[RT][NT][4], float (&c)[RT][NT][4], const few_raw<FMT, RT> &cur, const cu_weight &w,
+          uint32_t tile0, uint32_t q, uint32_t q1, const cu_act &x, uint32_t row0, uint32_t n_row)
 {
     enum { LH = half_quad<FMT>::loads, SQ = few_raw<FMT, RT>::SQ };
-    __shared__ float red[CU_PARTS][RT * NT * 4][32];
-    const uint32_t lane = threadIdx.x & 31, part = threadIdx.x >> 5, g = lane >> 2, t = lane & 3;
-    const uint32_t row0 = blockIdx.y * (NT * 8);
-    uint32_t which;
-    const uint32_t tile0 = find_tile(l, blockIdx.x, RT, &which);
-    const cu_weight &w = l.w[which];
-    const uint32_t q0 = part * w.part_quads, q1 = min(q0 + w.part_quads, w.n_quad), gmask = w.group_kb - 1;
-    const uint16_t *xp[NT][TERMS];
-    bool live[NT];
-    few_raw<FMT, RT> next;
-    float acc[RT][NT][4] = {}, c[RT][NT][4] = {};
+    const uint32_t lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3, gmask = w.group_kb - 1;
 
 #pragma unroll
-    for (int n = 0; n < NT; n++) {
-        live[n] = row0 + n * 8 + g < n_row;
-#pragma unroll
-        for (int i = 0; i < TERMS; i++)
-            xp[n][i] = x.t[i] + (size_t)(row0 + n * 8 + g) * x.ld + 8 * t;
-    }
-    few_load(&next, w, tile0, q0, q1);
-    for (uint32_t q = q0; q < q1; q += SQ) {
-        const few_raw<FMT, RT> cur = next;
+    for (int s = 0; s < SQ; s++) {
+        float2 xs[NT];
 
-        few_load(&next, w, tile0, q + SQ, q1);
+        if (q + s >= q1)
+            break;
 #pragma unroll
-        for (int s = 0; s < SQ; s++) {
-            float2 xs[NT];
+        for (int n = 0; n < NT; n++)
+            xs[n] = make_float2(0, 0);
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            const uint32_t kb = (q + s) * 4 + j;
+            uint4 xv[NT][TERMS];
 
-            if (q + s >= q1)
-                break;
+#pragma unroll
+            for (int n = 0; n < NT; n++)
+#pragma unroll
+                for (int i = 0; i < TERMS; i++) {
+                    const uint32_t row = row0 + n * 8 + g;
+
+                    xv[n][i] = make_uint4(0, 0, 0, 0);
+                    if (row < n_row)
+                        xv[n][i] =
+                            *reinterpret_cast<const uint4 *>(x.t[i] + (size_t)row * x.ld + kb * 32 + 8 * t);
+                }
+#pragma unroll
+            for (int n = 0; n < NT && FMT != CU_BF16; n++) {
+                const float2 v =
+                    *reinterpret_cast<const float2 *>(x.sums + (size_t)kb * x.max_row + row0 + n * 8 + 2 * t);
+
+                xs[n].x += v.x;
+                xs[n].y += v.y;
+            }
+#pragma unroll
+            for (int r = 0; r < RT; r++) {
+                uint32_t a[2][4];
+
+                fragments<FMT>(a, &cur.w[s][r][FMT == CU_Q2 ? 0 : (j / 2) * LH], j / 2, j & 1);
+#pragma unroll
+                for (int n = 0; n < NT; n++)
+                    block_mma<TERMS>(FMT == CU_BF16 ? acc[r][n] : c[r][n], a, xv[n]);
+            }
+            if (FMT == CU_BF16 || (!(j & 1) && gmask != 0))
+                continue;
+#pragma unroll
+            for (int r = 0; r < RT; r++) {
+                const uint32_t tile = min(tile0 + r, w.n_tile - 1);
+                uint2 raw = gmask == 3 ? cur.sc[s][r][1] : cur.sc[s][r][j / 2];
+
+                if (gmask == 0)
+                    raw = fetch_scales(w, tile, kb, g);
+                const scales k = open_scales(w, tile, kb, g, raw);
+
+#pragma unroll
+                for (int n = 0; n < NT; n++) {
+                    if ((kb & gmask) == gmask)
+                        close_group(acc[r][n], c[r][n], k);
+                    add_bias(acc[r][n], k, xs[n]);
+                }
+            }
 #pragma unroll
             for (int n = 0; n < NT; n++)
                 xs[n] = make_float2(0, 0);
-#pragma unroll
-            for (int j = 0; j < 4; j++) {
-                const uint32_t kb = (q + s) * 4 + j;
-                uint4 xv[NT][TERMS];
-
-#pragma unroll
-                for (int n = 0; n < NT; n++)
-#pragma unroll
-                    for (int i = 0; i < TERMS; i++)
-                        xv[n][i] = live[n]
-                                       ? __ldg(reinterpret_cast<const uint4 *>(xp[n][i] + (size_t)kb * 32))
-                                       : make_uint4(0, 0, 0, 0);
-#pragma unroll
-                for (int n = 0; n < NT && FMT != CU_BF16; n++) {
-                    const float2 v = *reinterpret_cast<const float2 *>(x.sums + (size_t)kb * x.max_row +
-                                                                       row0 + n * 8 + 2 * t);
-
-                    xs[n].x += v.x;
-                    xs[n].y += v.y;
-                }
-#pragma unroll
-                for (int r = 0; r < RT; r++) {
-                    uint32_t a[2][4];
-
-                    fragments<FMT>(a, &cur.w[s][r][FMT == CU_Q2 ? 0 : (j / 2) * LH], j / 2, j & 1);
-#pragma unroll
-                    for (int n = 0; n < NT; n++)
-                        block_mma<TERMS>(FMT == CU_BF16 ? acc[r][n] : c[r][n], a, xv[n]);
-                }
-                if (FMT == CU_BF16 || (!(j & 1) && gmask != 0))
-                    continue;
-#pragma unroll
-                for (int r = 0; r < RT; r++) {
-                    const uint2 raw = gmask == 3 ? cur.sc[s][r][3] : cur.sc[s][r][j];
-                    const scales k = open_scales(w, min(tile0 + r, w.n_tile - 1), kb, g, raw);
-
-#pragma unroll
-                    for (int n = 0; n < NT; n++) {
-                        if ((kb & gmask) == gmask)
-                            close_group(acc[r][n], c[r][n], k);
-                        add_bias(acc[r][n], k, xs[n]);
-                    }
-                }
-#pragma unroll
-                for (int n = 0; n < NT; n++)
-                    xs[n] = make_float2(0, 0);
-            }
         }
-    }
-
-#pragma unroll
-    for (int r = 0; r < RT; r++)
-#pragma unroll
-        for (int n = 0; n < NT; n++)
-#pragma unroll
-            for (int i = 0; i < 4; i++)
-                red[part][(r * NT + n) * 4 + i][lane] = acc[r][n][i];
-    __syncthreads();
-    for (uint32_t e = threadIdx.x; e < RT * NT * 4 * 32; e += 32 * CU_PARTS) {
-        const uint32_t le = e & 31, i = e >> 5 & 3, n = (e >> 7) % NT, r = (e >> 7) / NT;
-        const uint32_t o = (tile0 + r) * 16 + (le >> 2) + (i >= 2 ? 8 : 0),
-                       tok = row0 + n * 8 + 2 * (le & 3) + (i & 1);
-        float sum = red[0][e >> 5][le];
-
-#pragma unroll
-        for (int p = 1; p < CU_PARTS; p++)
-            sum += red[p][e >> 5][le];
-        if (o < w.n_out && tok < n_row)
-            l.y[which][(size_t)tok * w.n_out + o] = sum;
     }
 }
 
-/* ---- many rows: a block is 8 tiles of outputs times 128 rows; warps are 4 x 4, each 32 outputs times 32
+/* Blocks of a multiprocessor: what registers allow without much spilling. */
+template <int FMT, int NT, int RT> static constexpr int few_resident(void)
+{
+    return NT > 1 ? 1 : RT == 1 && FMT != CU_BF16 ? 3 : RT == 1 ? 2 : 1;
+}
+
+/*
+ * Blocks stay: block b computes the tile groups b, b + gridDim.x, ... and fetches the next group's weights
+ * before it adds up the parts of the present one. Weights never change, so the first fetch does not wait for
+ * the kernel before.
+ */
+template <int FMT, int TERMS, int NT, int RT>
+static __global__ void __launch_bounds__(32 * CU_PARTS, few_resident<FMT, NT, RT>())
+    few(const __grid_constant__ cu_linears l, const __grid_constant__ cu_act x, uint32_t n_row,
+        uint32_t n_group)
+{
+    enum { SQ = few_raw<FMT, RT>::SQ };
+    __shared__ float red[2][CU_PARTS][RT * NT * 4][32];
+    const uint32_t lane = threadIdx.x & 31, part = threadIdx.x >> 5, row0 = blockIdx.y * (NT * 8);
+    const uint32_t q0 = part * l.w[0].part_quads,
+                   q1 = min(q0 + l.w[0].part_quads, l.w[0].n_quad); /* of all weights */
+    uint32_t which, tile0 = find_tile(l, blockIdx.x, RT, &which), flip = 0;
+    few_raw<FMT, RT> next;
+
+    if (q0 < q1)
+        few_load(&next, l.w[which], tile0, q0, q1);
+    cu_wait_for_inputs();
+    for (uint32_t i = blockIdx.x; i < n_group; i += gridDim.x, flip ^= 1) {
+        const cu_weight &w = l.w[which];
+        const uint32_t tile = tile0, here = which;
+        float acc[RT][NT][4] = {}, c[RT][NT][4] = {};
+
+        if (i + gridDim.x < n_group)
+            tile0 = find_tile(l, i + gridDim.x, RT, &which);
+        for (uint32_t q = q0; q < q1; q += SQ) {
+            const few_raw<FMT, RT> cur = next;
+
+            if (q + SQ < q1)
+                few_load(&next, w, tile, q + SQ, q1);
+            else if (i + gridDim.x < n_group)
+                few_load(&next, l.w[which], tile0, q0, q1);
+            few_stage<FMT, TERMS, NT, RT>(acc, c, cur, w, tile, q, q1, x, row0, n_row);
+        }
+#pragma unroll
+        for (int e = 0; e < RT * NT * 4; e++)
+            red[flip][part][e][lane] = acc[e / (NT * 4)][e / 4 % NT][e % 4];
+        __syncthreads(); /* the other half of red is free once all have passed the next one */
+        for (uint32_t e = threadIdx.x; e < RT * NT * 4 * 32; e += 32 * CU_PARTS) {
+            const uint32_t le = e & 31, k = e >> 5 & 3, n = (e >> 7) % NT, r = (e >> 7) / NT;
+            const uint32_t o = (tile + r) * 16 + (le >> 2) + (k >= 2 ? 8 : 0);
+            const uint32_t tok = row0 + n * 8 + 2 * (le & 3) + (k & 1);
+            float sum = red[flip][0][e >> 5][le];
+
+#pragma unroll
+            for (int p = 1; p < CU_PARTS; p++)
+                sum += red[flip][p][e >> 5][le];
+            if (o < w.n_out && tok < n_row)
+                l.y[here][(size_t)tok * w.n_out + o] = sum;
+        }
+    }
+}
+
+/* ---- many rows: a block is 8 tiles of outputs times 128 rows; warps are 2 x 4, each 64 outputs times 32
  * rows -------- */
 
 enum {
     TILED_ROWS = 128,
     TILED_TILES = 8,
-    TILED_THREADS = 512,
+    TILED_THREADS = 256,
     TILED_PLANE = TILED_ROWS * 64, /* bytes of a block of 32 inputs of one term */
     TILED_SUMS = 2 * TILED_ROWS * 4,
-    TILED_N = 4 /* groups of 8 rows a warp */
+    TILED_N = 4, /* groups of 8 rows a warp */
+    TILED_R = 4  /* tiles of 16 outputs a warp */
 };
 
 template <int TERMS> struct tiled_shared {
     enum {
         stages = TERMS == 3 ? 2 : 4,
         stage = 2 * TERMS * TILED_PLANE + TILED_SUMS,
-        bytes = stages * stage + 2 * TILED_N * 4 * TILED_THREADS * 4
+        bytes = stages * stage + TILED_R * TILED_N * 4 * TILED_THREADS * 4
     };
 };
 
@@ -362,12 +391,12 @@ static __device__ __forceinline__ void tiled_fetch(uint8_t *stages, const cu_act
                                                                         tiled_shared<TERMS>::stage);
 
 #pragma unroll
-    for (int i = 0; i < 2 * TERMS; i++) {
-        const uint32_t e = (i & 1) * TILED_THREADS + threadIdx.x, c = e & 3, jj = e >> 2 & 1, row = e >> 3;
-        const uint32_t at = ((jj * TERMS + i / 2) * TILED_ROWS + row) * 64 + c * 16;
+    for (int i = 0; i < 4 * TERMS; i++) {
+        const uint32_t e = (i & 3) * TILED_THREADS + threadIdx.x, c = e & 3, jj = e >> 2 & 1, row = e >> 3;
+        const uint32_t at = ((jj * TERMS + i / 4) * TILED_ROWS + row) * 64 + c * 16;
 
         asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to + at),
-                     "l"(x.t[i / 2] + (size_t)(row0 + row) * x.ld + h * 64 + jj * 32 + c * 8));
+                     "l"(x.t[i / 4] + (size_t)(row0 + row) * x.ld + h * 64 + jj * 32 + c * 8));
     }
     if (threadIdx.x < TILED_SUMS / 16) {
         const uint32_t jj = threadIdx.x / (TILED_ROWS / 4), row = threadIdx.x % (TILED_ROWS / 4) * 4;
@@ -378,20 +407,20 @@ static __device__ __forceinline__ void tiled_fetch(uint8_t *stages, const cu_act
     }
 }
 
-/* What a lane holds of its two tiles in one half-quad. */
+/* What a lane holds of its tiles in one half-quad. */
 template <int FMT> struct tiled_raw {
-    uint4 w[2][half_quad<FMT>::loads];
-    uint2 sc[2][2];
+    uint4 w[TILED_R][half_quad<FMT>::loads];
+    uint2 sc[TILED_R]; /* of the group that ends with it; groups of 32 load theirs late */
 };
 
 template <int FMT>
 static __device__ __forceinline__ void tiled_load(tiled_raw<FMT> *to, const cu_weight &w, uint32_t tile0,
                                                   uint32_t h)
 {
-    const uint32_t lane = threadIdx.x & 31, gmask = w.group_kb - 1;
+    const uint32_t lane = threadIdx.x & 31;
 
 #pragma unroll
-    for (int r = 0; r < 2; r++) {
+    for (int r = 0; r < TILED_R; r++) {
         const uint32_t tile = min(tile0 + r, w.n_tile - 1);
         const uint8_t *src = w.codes + (size_t)tile * w.n_quad * (half_quad<FMT>::quad_loads * 512) +
                              (FMT == CU_Q2 ? h / 2 : h * half_quad<FMT>::loads) * 512 + lane * 16;
@@ -399,12 +428,8 @@ static __device__ __forceinline__ void tiled_load(tiled_raw<FMT> *to, const cu_w
 #pragma unroll
         for (int i = 0; i < half_quad<FMT>::loads; i++)
             to->w[r][i] = __ldg(reinterpret_cast<const uint4 *>(src + i * 512)); /* four warps want it */
-        if (FMT == CU_BF16)
-            continue;
-#pragma unroll
-        for (uint32_t jj = 0; jj < 2; jj++)
-            if (jj == 1 || gmask == 0)
-                to->sc[r][jj] = fetch_scales(w, tile, h * 2 + jj, lane >> 2);
+        if (FMT != CU_BF16 && w.group_kb != 1)
+            to->sc[r] = fetch_scales(w, tile, h * 2 + 1, lane >> 2);
     }
 }
 
@@ -414,21 +439,20 @@ static __global__ void __launch_bounds__(TILED_THREADS, 1)
 {
     enum { ST = tiled_shared<TERMS>::stages };
     extern __shared__ __align__(128) uint8_t shared[];
-    float *total =
-        reinterpret_cast<float *>(shared + ST * tiled_shared<TERMS>::stage); /* [2 * TILED_N * 4][threads] */
+    float *total = reinterpret_cast<float *>(shared + ST * tiled_shared<TERMS>::stage); /* [acc][threads] */
     const uint32_t lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane >> 2, t = lane & 3;
     const uint32_t row0 = blockIdx.x * TILED_ROWS,
-                   col0 = (warp >> 2) * (TILED_N * 8); /* the warp's first row in the block */
+                   col0 = (warp >> 1) * (TILED_N * 8); /* the warp's first row in the block */
     const bool split = gridDim.z > 1;                  /* a block of its own for each part */
     uint32_t which;
-    const uint32_t tile0 = find_tile(l, blockIdx.y, TILED_TILES, &which) + (warp & 3) * 2;
+    const uint32_t tile0 = find_tile(l, blockIdx.y, TILED_TILES, &which) + (warp & 1) * TILED_R;
     const cu_weight &w = l.w[which];
     const uint32_t gmask = w.group_kb - 1, per_part = w.part_quads * 2, n_half = w.n_quad * 2;
     const uint32_t h0 = split ? min(blockIdx.z * per_part, n_half) : 0,
                    h1 = split ? min(h0 + per_part, n_half) : n_half;
     uint32_t part_end = h0 + per_part, done = 0;
     tiled_raw<FMT> next;
-    float acc[2][TILED_N][4] = {}, c[2][TILED_N][4] = {};
+    float acc[TILED_R][TILED_N][4] = {}, c[TILED_R][TILED_N][4] = {};
 
     if (h0 < h1)
         tiled_load(&next, w, tile0, h0);
@@ -453,26 +477,30 @@ static __global__ void __launch_bounds__(TILED_THREADS, 1)
             const uint32_t kb = h * 2 + jj;
             const float *sums =
                 reinterpret_cast<const float *>(stage + 2 * TERMS * TILED_PLANE) + col0 + 2 * t;
-            uint32_t a[2][2][4];
+            uint4 xv[TILED_N][TERMS];
 
-            fragments<FMT>(a[0], cur.w[0], (int)(h & 1), jj);
-            fragments<FMT>(a[1], cur.w[1], (int)(h & 1), jj);
 #pragma unroll
-            for (int n = 0; n < TILED_N; n++) {
-                uint4 xv[TERMS];
-
+            for (int n = 0; n < TILED_N; n++)
 #pragma unroll
                 for (int i = 0; i < TERMS; i++)
-                    xv[i] = *reinterpret_cast<const uint4 *>(
+                    xv[n][i] = *reinterpret_cast<const uint4 *>(
                         stage + ((jj * TERMS + i) * TILED_ROWS + col0 + n * 8 + g) * 64 + t * 16);
-                block_mma<TERMS>(FMT == CU_BF16 ? acc[0][n] : c[0][n], a[0], xv);
-                block_mma<TERMS>(FMT == CU_BF16 ? acc[1][n] : c[1][n], a[1], xv);
+#pragma unroll
+            for (int r = 0; r < TILED_R; r++) {
+                uint32_t a[2][4];
+
+                fragments<FMT>(a, cur.w[r], (int)(h & 1), jj);
+#pragma unroll
+                for (int n = 0; n < TILED_N; n++)
+                    block_mma<TERMS>(FMT == CU_BF16 ? acc[r][n] : c[r][n], a, xv[n]);
             }
             if (FMT == CU_BF16 || (jj == 0 && gmask != 0))
                 continue;
 #pragma unroll
-            for (int r = 0; r < 2; r++) {
-                const scales k = open_scales(w, min(tile0 + r, w.n_tile - 1), kb, g, cur.sc[r][jj]);
+            for (int r = 0; r < TILED_R; r++) {
+                const uint32_t tile = min(tile0 + r, w.n_tile - 1);
+                const scales k =
+                    open_scales(w, tile, kb, g, gmask ? cur.sc[r] : fetch_scales(w, tile, kb, g));
 
 #pragma unroll
                 for (int n = 0; n < TILED_N; n++) {
@@ -491,7 +519,7 @@ static __global__ void __launch_bounds__(TILED_THREADS, 1)
         }
         if (h + 1 == part_end || h + 1 == h1) {
 #pragma unroll
-            for (int e = 0; e < 2 * TILED_N * 4; e++) {
+            for (int e = 0; e < TILED_R * TILED_N * 4; e++) {
                 float *f = total + e * TILED_THREADS + threadIdx.x;
                 float *a = &acc[e / (TILED_N * 4)][e / 4 % TILED_N][e % 4];
 
@@ -503,7 +531,7 @@ static __global__ void __launch_bounds__(TILED_THREADS, 1)
         }
     }
 #pragma unroll
-    for (int e = 0; e < 2 * TILED_N * 4; e++) {
+    for (int e = 0; e < TILED_R * TILED_N * 4; e++) {
         const uint32_t o = (tile0 + e / (TILED_N * 4)) * 16 + g + (e % 4 >= 2 ? 8 : 0);
         const uint32_t tok = row0 + col0 + e / 4 % TILED_N * 8 + 2 * t + (e & 1);
         float sum = done ? total[e * TILED_THREADS + threadIdx.x] : 0.0f;
@@ -539,18 +567,34 @@ static __global__ void add_parts(const float *parts, float *y, size_t n)
 /* ---- choosing
  * ------------------------------------------------------------------------------------------------------- */
 
+template <int FMT, int TERMS, int NT, int RT>
+static void start_few(cudaStream_t s, const cu_linears *l, const cu_act *x, uint32_t n_row)
+{
+    const uint32_t n_group = count_blocks(l, RT), most = l->n_multiprocessor * few_resident<FMT, NT, RT>();
+    cudaLaunchAttribute early = {};
+    cudaLaunchConfig_t c = {};
+
+    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    early.val.programmaticStreamSerializationAllowed = 1;
+    c.gridDim = dim3(n_group < most ? n_group : most, (n_row + NT * 8 - 1) / (NT * 8));
+    c.blockDim = 32 * CU_PARTS;
+    c.stream = s;
+    c.attrs = &early;
+    c.numAttrs = l->early ? 1 : 0;
+    cudaLaunchKernelEx(&c, few<FMT, TERMS, NT, RT>, *l, *x, n_row, n_group);
+}
+
 template <int FMT, int TERMS>
 static void launch_few(cudaStream_t s, const cu_linears *l, const cu_act *x, uint32_t n_row)
 {
     if (n_row == 1)
-        few<FMT, TERMS, 1, 1><<<count_blocks(l, 1), 32 * CU_PARTS, 0, s>>>(*l, *x, n_row);
+        start_few<FMT, TERMS, 1, 1>(s, l, x, n_row);
     else if (n_row <= 8)
-        few<FMT, TERMS, 1, 2><<<count_blocks(l, 2), 32 * CU_PARTS, 0, s>>>(*l, *x, n_row);
+        start_few<FMT, TERMS, 1, 2>(s, l, x, n_row);
     else if (n_row <= 16)
-        few<FMT, TERMS, 2, 2><<<count_blocks(l, 2), 32 * CU_PARTS, 0, s>>>(*l, *x, n_row);
+        start_few<FMT, TERMS, 2, 2>(s, l, x, n_row);
     else
-        few<FMT, TERMS, 4, 1>
-            <<<dim3(count_blocks(l, 1), (n_row + 31) / 32), 32 * CU_PARTS, 0, s>>>(*l, *x, n_row);
+        start_few<FMT, TERMS, 4, 1>(s, l, x, n_row);
 }
 
 enum {

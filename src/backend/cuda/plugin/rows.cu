@@ -23,6 +23,7 @@ static __global__ void __launch_bounds__(512)
     rmsnorm(const float *a, const float *b, float *x_out, const float *gamma, float eps, float *y,
             uint32_t width, cu_act act)
 {
+    cu_let_next_start();
     __shared__ float red[32];
     const size_t base = (size_t)blockIdx.x * width;
     float sum = 0, inv;
@@ -73,6 +74,7 @@ void cu_add_rmsnorm(cudaStream_t s, const float *a, const float *b, float *sum, 
 static __global__ void __launch_bounds__(64) gated_norm(const float *o, const float *z, const float *gamma,
                                                         float eps, cu_heads h, float *y, cu_act act)
 {
+    cu_let_next_start();
     __shared__ float red[32];
     const uint32_t tok = blockIdx.y, k = threadIdx.x * 8;
     const size_t base = ((size_t)tok * h.n_head + blockIdx.x) * h.dim;
@@ -169,6 +171,7 @@ void cu_head_rope(cudaStream_t s, const float *x, const float *gamma, float eps,
 
 static __global__ void head_gate(const float *x, const float *gate, cu_heads h, float *y, cu_act act)
 {
+    cu_let_next_start();
     const uint32_t width = h.n_head * h.dim, k = (blockIdx.x * blockDim.x + threadIdx.x) * 8,
                    tok = blockIdx.y;
     float v[8], u[8];
@@ -215,6 +218,7 @@ void cu_gates(cudaStream_t s, const float *b, const float *a, const float *a_neg
 
 static __global__ void swiglu(const float *gate, const float *up, float *y, uint32_t width, cu_act act)
 {
+    cu_let_next_start();
     const uint32_t k = (blockIdx.x * blockDim.x + threadIdx.x) * 8;
     const size_t at = (size_t)blockIdx.y * width + k;
     float v[8], u[8];
