@@ -56,7 +56,9 @@ static __device__ __forceinline__ uint32_t small_codes(uint32_t v)
     uint32_t r;
 
     v |= 0x43004300u;
-    asm("sub.rn.bf16x2 %0, %1, %2;" : "=r"(r) : "r"(v), "r"(0x43004300u));
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;"
+        : "=r"(r)
+        : "r"(v), "r"(0x3f803f80u), "r"(0xc300c300u)); /* minus 128 */
     return r;
 }
 
