@@ -168,6 +168,7 @@ typedef struct esp_engine_opts {
     const char *cache_dir; /* keep texts in files here, over restarts; made when missing; NULL: none */
     uint64_t cache_disk;   /* most bytes of those files; 0: 32 GiB */
     uint32_t max_rank;     /* largest rank of adapters that sequences may use, at most 1024; 0: no adapters */
+    const char *device; /* "cpu", "cuda" or "cuda:N"; NULL: cpu. ESP_EDEVICE says what a CUDA device lacks */
 } esp_engine_opts;
 
 /* Bytes an engine will take, computed without allocating anything; esp_engine_open() uses the same plan. */
