@@ -24,10 +24,10 @@
 
 static const char *path_in(const char *dir, const char *name)
 {
-    static char buf[8][1024];
+    static char buf[64][1024];
     static int at;
 
-    at = (at + 1) % 8;
+    at = (at + 1) % 64;
     snprintf(buf[at], sizeof buf[at], "%s/%s", dir, name);
     return buf[at];
 }
