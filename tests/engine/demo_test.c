@@ -23,7 +23,8 @@ static json_t *goldens;
 
 static esp_engine *open_engine(const char *act, const char *kv)
 {
-    esp_engine_opts o = {.context = 1024, .max_seqs = 2, .act = act, .kv = kv, .device = getenv("ESPALIER_TEST_DEVICE")};
+    esp_engine_opts o = {
+        .context = 1024, .max_seqs = 2, .act = act, .kv = kv, .device = getenv("ESPALIER_TEST_DEVICE")};
     esp_engine *g;
     esp_error err;
     esp_status s = esp_engine_open(&g, model, &o, &err);
