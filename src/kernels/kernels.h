@@ -79,7 +79,7 @@ struct esp_linear {
     void (*pack)(const struct esp_weight *w, uint32_t o0, uint32_t o1, void *packed);
 };
 
-enum { ESP_PACK_OUTS = 16 }; /* outputs that a pack() writes together */
+enum { ESP_PACK_OUTS = 32 }; /* outputs that a pack() writes together */
 
 enum { ESP_SPAN = 256 };     /* positions of one attention span and of one KV page */
 enum { ESP_CHUNK = 64 };     /* rows of one delta-rule chunk; borders at absolute multiples */

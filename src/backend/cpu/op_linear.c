@@ -7,9 +7,9 @@
 #include "backend/cpu/cpu.h"
 
 enum {
-    TASKS_PER_THREAD = 8, /* enough to even out a busy core, few enough to keep long streams */
-    GRAIN_ALIGN = 16,     /* outputs; whole register tiles */
-    PREPARE_ROWS = 8      /* rows of one prepare task */
+    TASKS_PER_THREAD = 8,        /* enough to even out a busy core, few enough to keep long streams */
+    GRAIN_ALIGN = ESP_PACK_OUTS, /* outputs; whole register tiles */
+    PREPARE_ROWS = 8             /* rows of one prepare task */
 };
 
 static uint32_t rows_of(const struct esp_plan *p, const struct step *s)

@@ -1,6 +1,6 @@
 /*
  * Products of affine weights with activations of one or two int8 terms (ESP_ACT_INT8, ESP_ACT_INT8X2) by
- * VNNI's byte dot product, on strips of 16 outputs (strip_avx512.h). A lane is an output: the integer sum of
+ * VNNI's byte dot product, on strips of 32 outputs (strip_avx512.h). A lane is an output: the integer sum of
  * a group is exact, and groups are added in f32, ascending, the bias of a group before its sum. Weights that
  * are not packed are packed on the way, a run of inputs at a time, so both give the same bits.
  *
@@ -17,8 +17,9 @@
 #include "kernels/x86/parts.h"
 
 enum {
-    TILE_ROWS = 8,                  /* two terms: 16 integer sums and 8 of floats, of 32 registers */
-    STRIP_AHEAD = 4096,             /* bytes asked for ahead of use */
+    TILE_ROWS = 4,      /* two terms, two halves: 16 integer sums and 8 of floats, of 32 registers */
+    FEW_ROWS = 16,      /* up to here rows pass strip by strip, in the order of memory */
+    STRIP_AHEAD = 8192, /* bytes asked for ahead of use */
     STRIP_BLOCK_BYTES = 256 * 1024, /* packed strips that stay in L2 while rows pass */
     RUN_ROWS = 48,                  /* rows whose sums wait while a run of unpacked weights passes */
 };
@@ -106,14 +107,21 @@ static void int8x2_prepare(const struct esp_weight *w, const float *x, size_t ld
 
 /* A run of groups of one strip, and prepared rows. */
 struct strip_run {
-    const uint8_t *strip; /* at its first group */
+    const uint8_t *strip; /* at the run's first group */
     const uint8_t *act;   /* rows act_bytes apart */
     size_t act_bytes;
-    size_t n_group, pad; /* of the whole row: where its sums and codes are */
-    size_t g0, g1;       /* groups of the run */
+    size_t pad;    /* floats of the steps of a row */
+    size_t g0, g1; /* groups of the run */
     uint32_t group;
     enum esp_scale_type scale;
 };
+
+V_INLINE void strip_prefetch(const uint8_t *p, int lines)
+{
+    V_UNROLL
+    for (int i = 0; i < lines; i++)
+        _mm_prefetch((const char *)((uintptr_t)p + STRIP_AHEAD + 64 * (size_t)i), _MM_HINT_T0);
+}
 
 V_INLINE vi int_broadcast(const uint8_t *p)
 {
@@ -123,21 +131,55 @@ V_INLINE vi int_broadcast(const uint8_t *p)
     return vi_set1(four);
 }
 
-/* Sums of one unit: sum[r] += codes times q1, sum2[r] += codes times q2. */
+/* Exact sums of one group by row and half, of q1 and of q2. */
+struct strip_sums {
+    vi one[TILE_ROWS][HALVES], two[TILE_ROWS][HALVES];
+};
+
+/* Add codes times q1, and times q2, of one unit. */
 V_INLINE void strip_unit(int bits, int terms, int n_row, const uint8_t *unit, const uint8_t *q, size_t ldq,
-                         vi *sum, vi *sum2)
+                         struct strip_sums *sum)
 {
     V_UNROLL
     for (int p = 0; p < STRIP_PIECES; p++) {
-        const vi c = strip_piece(bits, unit, p);
+        vi c[HALVES];
 
+        V_UNROLL
+        for (int h = 0; h < HALVES; h++)
+            c[h] = strip_piece(bits, unit + h * 64 * bits, p);
         V_UNROLL
         for (int r = 0; r < n_row; r++) {
             const uint8_t *at = q + (size_t)r * ldq + 4 * p;
+            const vi q1 = int_broadcast(at), q2 = terms == 2 ? int_broadcast(at + STRIP_UNIT) : q1;
 
-            sum[r] = _mm512_dpbusd_epi32(sum[r], c, int_broadcast(at));
-            if (terms == 2)
-                sum2[r] = _mm512_dpbusd_epi32(sum2[r], c, int_broadcast(at + STRIP_UNIT));
+            V_UNROLL
+            for (int h = 0; h < HALVES; h++) {
+                sum->one[r][h] = _mm512_dpbusd_epi32(sum->one[r][h], c[h], q1);
+                if (terms == 2)
+                    sum->two[r][h] = _mm512_dpbusd_epi32(sum->two[r][h], c[h], q2);
+            }
+        }
+    }
+}
+
+/* a += the sums of group g, with its scales and biases at p. */
+V_INLINE void strip_group(int terms, int n_row, const struct strip_run *t, size_t g, const uint8_t *p,
+                          const struct strip_sums *sum, vf (*a)[HALVES])
+{
+    const size_t size = scale_bytes(t->scale);
+
+    V_UNROLL
+    for (int h = 0; h < HALVES; h++) {
+        const vf scale = strip_scale(t->scale, p + (size_t)h * VW * size);
+        const vf bias = strip_scale(t->scale, p + (STRIP + (size_t)h * VW) * size);
+
+        V_UNROLL
+        for (int r = 0; r < n_row; r++) {
+            const float *s = (const float *)(const void *)(t->act + (size_t)r * t->act_bytes) + g;
+            const vi all = terms == 2 ? vi_add(vi_shl(sum->one[r][h], 7), sum->two[r][h]) : sum->one[r][h];
+
+            a[r][h] = vf_fma(bias, vf_set1(s[t->pad]), a[r][h]);
+            a[r][h] = vf_fma(vf_from_i(all), vf_mul(scale, vf_set1(s[0])), a[r][h]);
         }
     }
 }
@@ -145,75 +187,59 @@ V_INLINE void strip_unit(int bits, int terms, int n_row, const uint8_t *unit, co
 /* acc [n_row][STRIP] += the run. */
 V_INLINE void strip_tile(int bits, int terms, int n_row, const struct strip_run *t, float *acc)
 {
-    const size_t size = STRIP * scale_bytes(t->scale);
+    const size_t head = 2 * STRIP * scale_bytes(t->scale);
     const uint8_t *p = t->strip;
     const uint8_t *q = t->act + 8 * t->pad + t->g0 * t->group * (size_t)terms;
-    vf a[TILE_ROWS];
+    vf a[TILE_ROWS][HALVES];
 
     V_UNROLL
-    for (int r = 0; r < n_row; r++)
-        a[r] = vf_load(acc + r * STRIP);
-    for (size_t g = t->g0; g < t->g1; g++) {
-        const vf scale = strip_scale(t->scale, p), bias = strip_scale(t->scale, p + size);
-        vi sum[TILE_ROWS], sum2[TILE_ROWS];
-
-        _mm_prefetch((const char *)((uintptr_t)p + STRIP_AHEAD), _MM_HINT_T0);
-        p += 2 * size;
+    for (int r = 0; r < n_row; r++) {
         V_UNROLL
-        for (int r = 0; r < n_row; r++)
-            sum[r] = sum2[r] = vi_zero();
-        for (uint32_t i = 0; i < t->group; i += STRIP_UNIT) {
-            V_UNROLL
-            for (int j = 0; j < bits; j++)
-                _mm_prefetch((const char *)((uintptr_t)p + STRIP_AHEAD + 64 * (size_t)j), _MM_HINT_T0);
-            strip_unit(bits, terms, n_row, p, q, t->act_bytes, sum, sum2);
-            p += 64 * bits;
-            q += terms * STRIP_UNIT;
-        }
+        for (int h = 0; h < HALVES; h++)
+            a[r][h] = vf_load(acc + r * STRIP + h * VW);
+    }
+    for (size_t g = t->g0; g < t->g1; g++) {
+        const uint8_t *scales = p;
+        struct strip_sums sum;
+
+        strip_prefetch(p, 2);
+        p += head;
         V_UNROLL
         for (int r = 0; r < n_row; r++) {
-            const float *s = (const float *)(const void *)(t->act + (size_t)r * t->act_bytes) + g;
-            const vi all = terms == 2 ? vi_add(vi_shl(sum[r], 7), sum2[r]) : sum[r];
-
-            a[r] = vf_fma(bias, vf_set1(s[t->pad]), a[r]);
-            a[r] = vf_fma(vf_from_i(all), vf_mul(scale, vf_set1(s[0])), a[r]);
+            V_UNROLL
+            for (int h = 0; h < HALVES; h++)
+                sum.one[r][h] = sum.two[r][h] = vi_zero();
         }
+        for (uint32_t i = 0; i < t->group; i += STRIP_UNIT) {
+            strip_prefetch(p, HALVES * bits);
+            strip_unit(bits, terms, n_row, p, q, t->act_bytes, &sum);
+            p += HALVES * 64 * bits;
+            q += terms * STRIP_UNIT;
+        }
+        strip_group(terms, n_row, t, g, scales, &sum, a);
     }
     V_UNROLL
-    for (int r = 0; r < n_row; r++)
-        vf_store(acc + r * STRIP, a[r]);
+    for (int r = 0; r < n_row; r++) {
+        V_UNROLL
+        for (int h = 0; h < HALVES; h++)
+            vf_store(acc + r * STRIP + h * VW, a[r][h]);
+    }
 }
 
-/* Up to TILE_ROWS rows. Counts without a tile of their own are cut: what is unpacked twice is in L1. */
-V_INLINE void strip_rows(int bits, int terms, const struct strip_run *run, uint32_t n_row, float *acc)
+V_INLINE void strip_rows(int bits, int terms, const struct strip_run *t, uint32_t n_row, float *acc)
 {
-    struct strip_run t = *run;
-    uint32_t n = n_row;
-
-    if (n_row == 5 || n_row == 7) {
-        strip_tile(bits, terms, 4, &t, acc);
-        t.act += 4 * t.act_bytes;
-        acc += 4 * STRIP;
-        n = n_row - 4;
-    }
-    switch (n) {
+    switch (n_row) {
     case 1:
-        strip_tile(bits, terms, 1, &t, acc);
+        strip_tile(bits, terms, 1, t, acc);
         break;
     case 2:
-        strip_tile(bits, terms, 2, &t, acc);
+        strip_tile(bits, terms, 2, t, acc);
         break;
     case 3:
-        strip_tile(bits, terms, 3, &t, acc);
-        break;
-    case 4:
-        strip_tile(bits, terms, 4, &t, acc);
-        break;
-    case 6:
-        strip_tile(bits, terms, 6, &t, acc);
+        strip_tile(bits, terms, 3, t, acc);
         break;
     default:
-        strip_tile(bits, terms, TILE_ROWS, &t, acc);
+        strip_tile(bits, terms, TILE_ROWS, t, acc);
         break;
     }
 }
@@ -365,38 +391,46 @@ struct strip_call {
     size_t ldy;
 };
 
+static uint32_t at_most(uint32_t n, uint32_t most)
+{
+    return n < most ? n : most;
+}
+
+/* acc [n_row][STRIP], outputs from o on. */
 static void strip_store(const struct strip_call *c, uint32_t o, uint32_t r, uint32_t n_row, const float *acc)
 {
-    const uint32_t n = c->o1 - o < STRIP ? c->o1 - o : STRIP;
+    const uint32_t n = at_most(c->o1 - o, STRIP);
 
     for (uint32_t i = 0; i < n_row; i++)
         memcpy(c->y + (size_t)(r + i) * c->ldy + o, acc + i * STRIP, n * sizeof *acc);
 }
 
-/* Strips of packed weights: blocks that stay in L2, in them rows, in them strips. */
-static void strip_packed(const struct strip_call *c)
+/* Rows [r, r + n_row), n_row <= TILE_ROWS, of the strips of outputs [o, oe). */
+static void strip_pass(const struct strip_call *c, uint32_t r, uint32_t n_row, uint32_t o, uint32_t oe)
 {
     const size_t bytes = strip_bytes(c->w, c->f->bits);
-    const size_t fit = STRIP_BLOCK_BYTES / bytes * STRIP;
-    const uint32_t block =
-        c->n_row <= TILE_ROWS || fit >= c->o1 - c->o0 ? c->o1 - c->o0 : (uint32_t)(fit ? fit : STRIP);
+    struct strip_run t = c->run;
 
-    for (uint32_t ob = c->o0; ob < c->o1; ob += block) {
-        const uint32_t oe = c->o1 - ob < block ? c->o1 : ob + block;
+    t.act += r * t.act_bytes;
+    for (; o < oe; o += STRIP) {
+        float acc[TILE_ROWS * STRIP] __attribute__((aligned(64)));
 
-        for (uint32_t r = 0; r < c->n_row; r += TILE_ROWS) {
-            const uint32_t n = c->n_row - r < TILE_ROWS ? c->n_row - r : TILE_ROWS;
-            struct strip_run t = c->run;
+        memset(acc, 0, n_row * STRIP * sizeof *acc);
+        t.strip = c->w->packed + o / STRIP * bytes;
+        c->rows(&t, n_row, acc);
+        strip_store(c, o, r, n_row, acc);
+    }
+}
 
-            t.act += r * t.act_bytes;
-            for (uint32_t o = ob; o < oe; o += STRIP) {
-                float acc[TILE_ROWS * STRIP] __attribute__((aligned(64))) = {0};
+/* Blocks of strips that stay in cache while rows pass. */
+static void strip_packed(const struct strip_call *c)
+{
+    const uint32_t fit = (uint32_t)(STRIP_BLOCK_BYTES / strip_bytes(c->w, c->f->bits));
+    const uint32_t block = STRIP * (c->n_row <= FEW_ROWS || fit == 0 ? 1 : fit);
 
-                t.strip = c->w->packed + o / STRIP * bytes;
-                c->rows(&t, n, acc);
-                strip_store(c, o, r, n, acc);
-            }
-        }
+    for (uint32_t o = c->o0; o < c->o1; o += block) {
+        for (uint32_t r = 0; r < c->n_row; r += TILE_ROWS)
+            strip_pass(c, r, at_most(c->n_row - r, TILE_ROWS), o, o + at_most(c->o1 - o, block));
     }
 }
 
@@ -405,23 +439,23 @@ static void strip_unpacked(const struct strip_call *c)
 {
     uint8_t buffer[STRIP_RUN_BYTES] __attribute__((aligned(64)));
     float acc[RUN_ROWS * STRIP] __attribute__((aligned(64)));
+    struct strip_run t = c->run;
 
+    t.strip = buffer;
     for (uint32_t r0 = 0; r0 < c->n_row; r0 += RUN_ROWS) {
-        const uint32_t n_row = c->n_row - r0 < RUN_ROWS ? c->n_row - r0 : RUN_ROWS;
+        const uint32_t n_row = at_most(c->n_row - r0, RUN_ROWS);
 
         for (uint32_t o = c->o0; o < c->o1; o += STRIP) {
             memset(acc, 0, n_row * STRIP * sizeof *acc);
-            for (size_t i = 0; i < c->w->n_in; i += STRIP_RUN) {
-                const size_t n = c->w->n_in - i < STRIP_RUN ? c->w->n_in - i : STRIP_RUN;
-                struct strip_run t = c->run;
+            for (uint32_t i = 0; i < c->w->n_in; i += STRIP_RUN) {
+                const uint32_t n = at_most(c->w->n_in - i, STRIP_RUN);
 
-                t.strip = buffer;
+                c->f->pack(c->w, o, at_most(c->o1 - o, STRIP), i, n, buffer);
                 t.g0 = i / t.group;
                 t.g1 = (i + n) / t.group;
-                c->f->pack(c->w, o, c->o1 - o < STRIP ? c->o1 - o : STRIP, i, n, buffer);
                 for (uint32_t r = 0; r < n_row; r += TILE_ROWS) {
                     t.act = c->run.act + (r0 + r) * t.act_bytes;
-                    c->rows(&t, n_row - r < TILE_ROWS ? n_row - r : TILE_ROWS, acc + r * STRIP);
+                    c->rows(&t, at_most(n_row - r, TILE_ROWS), acc + (size_t)r * STRIP);
                 }
             }
             strip_store(c, o, r0, n_row, acc);
@@ -438,7 +472,6 @@ V_INLINE void strip_product(int terms, const struct esp_weight *w, const void *a
     c->rows = c->f->rows[terms - 1];
     c->run = (struct strip_run){.act = act,
                                 .act_bytes = int_bytes(w->n_in, w->group, terms),
-                                .n_group = n_group,
                                 .pad = pad_to(n_group, VW),
                                 .g1 = n_group,
                                 .group = w->group,

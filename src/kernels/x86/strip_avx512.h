@@ -1,13 +1,13 @@
 /*
- * Affine weights in the order of AVX-512's byte dot product: strips of 16 outputs, one a lane, so that a
- * vector of codes meets one broadcast word of activations, sums need no lanes crossed, and a strip is a
- * single stream of memory. Formats of 3, 5 and 6 bits become planes of 4, 2 and 1 bits, because those unpack
- * by one shift.
+ * Affine weights in the order of AVX-512's byte dot product: strips of 32 outputs in two halves, an output a
+ * lane. So two vectors of codes meet one broadcast word of activations, sums need no lanes crossed, and a
+ * strip is a single stream of memory. Formats of 3, 5 and 6 bits become planes of 4, 2 and 1 bits, because
+ * those unpack by one shift.
  *
- * A strip is, group by group: 16 scales, 16 biases, then units of 32 inputs. A unit has 8 pieces: piece p
- * holds in lane o the codes of inputs 4p .. 4p + 3 of output o, a byte each. It is stored as planes, `bits`
- * vectors in all; a plane of b bits from bit s on packs 8 / b pieces into a vector, the first at the low
- * bits:
+ * A strip is, group by group: 32 scales, 32 biases, then units of 32 inputs, each for the first half and then
+ * for the second. A unit has 8 pieces: piece p holds in lane o the codes of inputs 4p .. 4p + 3 of output o,
+ * a byte each. It is stored as planes, `bits` vectors in all; a plane of b bits from bit s on packs 8 / b
+ * pieces into a vector, the first at the low bits:
  *
  *   bits 2, 4, 8: one plane;  3: two bits, then bit 2;  5: four, then bit 4;  6: four, then bits 4 and 5
  *
@@ -21,10 +21,11 @@
 #include "kernels/x86/affine_order.h"
 
 enum {
-    STRIP = 16,       /* outputs */
-    STRIP_UNIT = 32,  /* inputs */
-    STRIP_PIECES = 8, /* of a unit */
-    STRIP_RUN = 1024, /* inputs packed at once: whole groups of each size */
+    HALVES = 2,
+    STRIP = HALVES * VW, /* outputs */
+    STRIP_UNIT = 32,     /* inputs */
+    STRIP_PIECES = 8,    /* of a unit */
+    STRIP_RUN = 1024,    /* inputs packed at once: whole groups of each size */
     STRIP_RUN_BYTES = STRIP_RUN * STRIP + STRIP_RUN / 32 * 2 * STRIP * 4, /* 8 bits, f32 scales, group 32 */
 };
 
@@ -162,7 +163,7 @@ V_INLINE uint8_t *strip_pack_run(const struct esp_weight *w, int bits, uint32_t 
                                  size_t n, uint8_t *out)
 {
     uint8_t code[STRIP][STRIP_RUN] __attribute__((aligned(64)));
-    vi piece[2 * STRIP_PIECES];
+    vi piece[HALVES][2 * STRIP_PIECES];
 
     for (uint32_t r = 0; r < STRIP; r++) {
         if (r < n_out)
@@ -172,19 +173,21 @@ V_INLINE uint8_t *strip_pack_run(const struct esp_weight *w, int bits, uint32_t 
     }
     for (size_t i = 0; i < n; i += STRIP_UNIT) {
         const size_t size = STRIP * scale_bytes(w->scale_type);
-        const vi *half = piece + i % 64 / STRIP_UNIT * STRIP_PIECES;
+        const int at = i % 64 / STRIP_UNIT * STRIP_PIECES;
 
         if (i % w->group == 0) {
             strip_scales(w, w->scales, o, n_out, (i0 + i) / w->group, out);
             strip_scales(w, w->biases, o, n_out, (i0 + i) / w->group, out + size);
             out += 2 * size;
         }
-        if (i % 64 == 0) {
-            for (int r = 0; r < STRIP; r++)
-                piece[r] = _mm512_load_si512(code[r] + i);
-            strip_transpose(piece);
+        for (int h = 0; h < HALVES; h++) {
+            if (i % 64 == 0) {
+                for (int r = 0; r < VW; r++)
+                    piece[h][r] = _mm512_load_si512(code[h * VW + r] + i);
+                strip_transpose(piece[h]);
+            }
+            out = strip_store_unit(bits, piece[h] + at, out);
         }
-        out = strip_store_unit(bits, half, out);
     }
     return out;
 }
