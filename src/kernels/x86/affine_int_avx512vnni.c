@@ -184,7 +184,7 @@ V_INLINE void strip_group(int terms, int n_row, const struct strip_run *t, size_
     }
 }
 
-/* acc [n_row][STRIP] += the run. */
+/* acc [n_row][STRIP] += the run; the first run of a row sets it. */
 V_INLINE void strip_tile(int bits, int terms, int n_row, const struct strip_run *t, float *acc)
 {
     const size_t head = 2 * STRIP * scale_bytes(t->scale);
@@ -196,7 +196,7 @@ V_INLINE void strip_tile(int bits, int terms, int n_row, const struct strip_run 
     for (int r = 0; r < n_row; r++) {
         V_UNROLL
         for (int h = 0; h < HALVES; h++)
-            a[r][h] = vf_load(acc + r * STRIP + h * VW);
+            a[r][h] = t->g0 ? vf_load(acc + r * STRIP + h * VW) : vf_zero();
     }
     for (size_t g = t->g0; g < t->g1; g++) {
         const uint8_t *scales = p;
@@ -399,10 +399,16 @@ static uint32_t at_most(uint32_t n, uint32_t most)
 /* acc [n_row][STRIP], outputs from o on. */
 static void strip_store(const struct strip_call *c, uint32_t o, uint32_t r, uint32_t n_row, const float *acc)
 {
-    const uint32_t n = at_most(c->o1 - o, STRIP);
+    float *y = c->y + (size_t)r * c->ldy + o;
 
-    for (uint32_t i = 0; i < n_row; i++)
-        memcpy(c->y + (size_t)(r + i) * c->ldy + o, acc + i * STRIP, n * sizeof *acc);
+    for (uint32_t i = 0; i < n_row; i++, y += c->ldy, acc += STRIP) {
+        if (c->o1 - o >= STRIP) {
+            vf_store(y, vf_load(acc));
+            vf_store(y + VW, vf_load(acc + VW));
+        } else {
+            memcpy(y, acc, (c->o1 - o) * sizeof *acc);
+        }
+    }
 }
 
 /* Rows [r, r + n_row), n_row <= TILE_ROWS, of the strips of outputs [o, oe). */
@@ -415,7 +421,6 @@ static void strip_pass(const struct strip_call *c, uint32_t r, uint32_t n_row, u
     for (; o < oe; o += STRIP) {
         float acc[TILE_ROWS * STRIP] __attribute__((aligned(64)));
 
-        memset(acc, 0, n_row * STRIP * sizeof *acc);
         t.strip = c->w->packed + o / STRIP * bytes;
         c->rows(&t, n_row, acc);
         strip_store(c, o, r, n_row, acc);
@@ -446,7 +451,6 @@ static void strip_unpacked(const struct strip_call *c)
         const uint32_t n_row = at_most(c->n_row - r0, RUN_ROWS);
 
         for (uint32_t o = c->o0; o < c->o1; o += STRIP) {
-            memset(acc, 0, n_row * STRIP * sizeof *acc);
             for (uint32_t i = 0; i < c->w->n_in; i += STRIP_RUN) {
                 const uint32_t n = at_most(c->w->n_in - i, STRIP_RUN);
 
