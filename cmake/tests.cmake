@@ -50,3 +50,7 @@ foreach(source IN LISTS FUZZ_SOURCES)
         target_link_libraries(fuzz_${short} PRIVATE espalier_static espalier_objects_usage -fsanitize=fuzzer)
     endif()
 endforeach()
+
+# Figures for doc/structured-output.md: what a mask costs. Not a test.
+add_executable(grammar_bench bench/grammar_bench.c)
+target_link_libraries(grammar_bench PRIVATE espalier_static espalier_objects_usage)
