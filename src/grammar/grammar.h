@@ -41,6 +41,8 @@ struct esp_vocab_source {
 /* All bytes are copied. About 25 bytes an id and 12 a node: 13 MiB for 248,320 ids. Errors: ESP_ENOMEM,
  * ESP_EINVAL (n_ids 0 or above ESP_LIMIT_VOCAB, a token longer than ESP_LIMIT_TOKEN_BYTES). */
 esp_status esp_vocab_create(struct esp_vocab **out, const struct esp_vocab_source *src, esp_error *err);
+/* The lowest id of an added token with these bytes; false: there is none. */
+bool esp_vocab_find_added(const struct esp_vocab *v, const char *bytes, uint32_t *id);
 void esp_vocab_destroy(struct esp_vocab *v);
 size_t esp_vocab_bytes(const struct esp_vocab *v);
 
@@ -71,6 +73,29 @@ enum esp_schema_flags {
 /* JSON that a schema describes; NULL: any JSON object. schema is not kept. */
 esp_status esp_grammar_schema(struct esp_grammar **out, const struct esp_vocab *v, const json_t *schema,
                               unsigned flags, esp_error *err);
+
+struct esp_tool {
+    const char *name;         /* [A-Za-z0-9_.:-]{1,128} */
+    const json_t *parameters; /* a schema of an object, or NULL: no parameters */
+    bool strict;
+};
+
+enum esp_tools_flags {
+    ESP_TOOLS_BODY =
+        1, /* the opener has been read already (it was the trigger); else the text begins with it, */
+    ESP_TOOLS_LEAD = 2,   /* behind up to two newlines */
+    ESP_TOOLS_SEVERAL = 4 /* further calls may follow the first */
+};
+
+/*
+ * Calls of tools as the model family writes them: <tool_call>, <function=NAME>, <parameter=KEY> and their
+ * ends, each on its line. Names are held to those of the tools. A strict tool's parameters come in the order
+ * of its schema, the required ones all, each value as its schema says, and it is refused when the schema is
+ * not supported. Another's come in any order; values that may be strings are free text (but for lists of
+ * values and patterns), and others are held to their schema as far as that is supported.
+ */
+esp_status esp_grammar_tools(struct esp_grammar **out, const struct esp_vocab *v, const struct esp_tool *tool,
+                             size_t n, unsigned flags, esp_error *err);
 
 struct esp_grammar *esp_grammar_ref(struct esp_grammar *g); /* g */
 void esp_grammar_release(struct esp_grammar *g);            /* NULL is fine */

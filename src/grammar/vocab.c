@@ -161,6 +161,19 @@ esp_status esp_vocab_create(struct esp_vocab **out, const struct esp_vocab_sourc
     return s;
 }
 
+bool esp_vocab_find_added(const struct esp_vocab *v, const char *bytes, uint32_t *id)
+{
+    const size_t len = strlen(bytes);
+
+    for (uint32_t i = 0; i < v->n_ids; i++)
+        if (!esp_vocab_is_plain(v, i) && v->off[i + 1] - v->off[i] == len && len > 0 &&
+            memcmp(v->bytes + v->off[i], bytes, len) == 0) {
+            *id = i;
+            return true;
+        }
+    return false;
+}
+
 void esp_vocab_destroy(struct esp_vocab *v)
 {
     if (!v)
