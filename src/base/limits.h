@@ -7,6 +7,8 @@
 #ifndef ESP_BASE_LIMITS_H
 #define ESP_BASE_LIMITS_H
 
+#include <stdint.h>
+
 /* clang-format off */
 #define ESP_LIMIT_JSON_BYTES       (256u << 20) /* tokenizer.json of a 250k vocabulary is 20 MiB */
 #define ESP_LIMIT_JSON_DEPTH       128          /* api.md of the project: requests; files stay below 20 */
@@ -36,6 +38,7 @@
 #define ESP_LIMIT_CACHE_FILES      65536u       /* in one cache folder; 32 GiB of 0.5 MiB files */
 #define ESP_LIMIT_MARKS            4096u        /* message ends of one request */
 #define ESP_LIMIT_QUEUE            65536u       /* requests that wait in front of an engine */
+#define ESP_LIMIT_ADAPTER_BYTES    (UINT64_C(1) << 40) /* of all that an engine uses: rank 1024 of the largest shape is 0.1 TiB */
 #define ESP_LIMIT_THREADS          1024u
 /* clang-format on */
 

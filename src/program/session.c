@@ -45,11 +45,22 @@ static bool on_progress(void *user, const char *what, double fraction)
     return !esp_interrupted();
 }
 
+/*
+ * Whether the first argument is MODEL. Beside --model it is not. Beside ESPALIER_MODEL it is when no other
+ * argument is possible, or when it names a model exactly: else it is what the verb works on.
+ */
+static bool first_is_model(const struct esp_options *opt)
+{
+    const struct esp_opt_value *m = &opt->v[OPT_MODEL];
+
+    if (opt->n_args == 0 || !m->given)
+        return opt->n_args != 0;
+    return m->from_env && (opt->verb->most == 1 || esp_model_is(opt->args[0]));
+}
+
 const char *const *esp_session_args(const struct esp_options *opt, size_t *n)
 {
-    /* MODEL from the environment gives way to arguments, MODEL by flag does not. */
-    const bool by_flag = opt->v[OPT_MODEL].given && !opt->v[OPT_MODEL].from_env;
-    const size_t skip = by_flag || opt->n_args == 0 ? 0 : 1;
+    const size_t skip = first_is_model(opt);
 
     *n = opt->n_args - skip;
     return (const char *const *)opt->args + skip;
@@ -59,9 +70,7 @@ static const char *model_name(const struct esp_options *opt)
 {
     const struct esp_opt_value *m = &opt->v[OPT_MODEL];
 
-    if (m->given && !m->from_env)
-        return m->s;
-    if (opt->n_args)
+    if (first_is_model(opt))
         return opt->args[0];
     return m->given ? m->s : NULL;
 }
@@ -126,9 +135,12 @@ esp_status esp_session_open(struct esp_session *s, const struct esp_options *opt
     if (status == ESP_ENUMERIC ||
         status == ESP_EIO) /* of a file: the model is bad, nothing failed while running */
         status = status == ESP_EIO ? ESP_ENOTFOUND : ESP_EFORMAT;
-    if (status == ESP_OK)
-        esp_model_describe(s->model, &s->info);
-    return status;
+    if (status != ESP_OK)
+        return status;
+    esp_model_describe(s->model, &s->info);
+    return esp_opt_for(esp_opt_get(OPT_ADAPTER), opt->verb)
+               ? esp_adapters_open(&s->adapters, s->model, &opt->v[OPT_ADAPTER], err)
+               : ESP_OK;
 }
 
 void esp_session_engine_opts(struct esp_session *s)
@@ -142,6 +154,8 @@ void esp_session_engine_opts(struct esp_session *s)
         .act = o->v[OPT_ACT].s,
         .kv = o->v[OPT_KV].s,
         .memory_budget = o->v[OPT_MEMORY_BUDGET].given ? o->v[OPT_MEMORY_BUDGET].size : 0,
+        .max_rank = esp_adapters_max_rank(&s->adapters),
+        .adapter_bytes = esp_adapters_bytes(&s->adapters),
     };
     if (o->v[OPT_MEMORY_BUDGET].given) {
         char text[32];
@@ -162,6 +176,7 @@ void esp_session_close(struct esp_session *s)
 {
     if (s->engine)
         esp_engine_close(s->engine);
+    esp_adapters_close(&s->adapters);
     if (s->model)
         esp_model_close(s->model);
     esp_free(s->path);
@@ -175,6 +190,11 @@ static float pick(const struct esp_opt_value *flag, float models, float built_in
     if (flag->given)
         return (float)flag->f;
     return models >= 0 ? models : built_in;
+}
+
+size_t esp_session_max_tokens(const struct esp_options *opt)
+{
+    return opt->v[OPT_MAX_TOKENS].given ? (size_t)opt->v[OPT_MAX_TOKENS].i : SIZE_MAX;
 }
 
 esp_status esp_session_sampling(struct esp_session *s, esp_sampling *out, esp_error *err)
