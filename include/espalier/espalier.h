@@ -119,6 +119,17 @@ ESP_API esp_status esp_tokenize_chat(const esp_model *m, const char *messages_js
 /* ---- engines
  * ------------------------------------------------------------------------------------------------------ */
 
+/*
+ * When a generation may start. Whatever is chosen, the tokens of a sequence are the same.
+ *   OPEN      at once, as long as a row is free; a sequence that finds no page for its next tokens fails.
+ *   WORST     when pages for its tokens and all it may generate are left: a running one never lacks any.
+ *   EXPECTED  when pages for its tokens and a usual answer are left. When they run out after all, the
+ * sequence of lowest rank gives its memory back, waits, and goes on later where it was. With WORST and
+ * EXPECTED sequences that do not generate, and the prefix cache, lend their memory to those that do; what
+ * they lose is computed again when it is needed.
+ */
+typedef enum esp_admission { ESP_ADMISSION_OPEN, ESP_ADMISSION_WORST, ESP_ADMISSION_EXPECTED } esp_admission;
+
 typedef struct esp_engine_opts {
     uint32_t context;   /* largest positions of one sequence; 0: the model's, at most 32768 */
     uint32_t max_seqs;  /* sequences open at once, at most 1024; 0: 4 */
@@ -129,6 +140,19 @@ typedef struct esp_engine_opts {
     uint32_t snapshots; /* recurrent-state snapshots kept for rewind, over all sequences; 0: 2 * max_seqs */
     uint64_t
         memory_budget; /* bytes; refuse (ESP_ENOFIT, both numbers) when the plan needs more; 0: no limit */
+    /* Scheduling. */
+    uint32_t rows;  /* sequences generating at once, at most max_seqs; 0: max_seqs. Others wait */
+    uint32_t queue; /* sequences that may wait; more are refused (ESP_ENOFIT); 0: max_seqs - rows */
+    esp_admission admission;
+    uint32_t expected_new; /* ESP_ADMISSION_EXPECTED: tokens of a usual answer; 0: 256 */
+    uint32_t max_stall_ms; /* longest step while other sequences wait for their next token: prompt chunks
+                              shrink to it by measured speed; 0: no bound */
+    /* Prefix cache: texts that ran before are found again, wherever a checkpoint of their state stands. */
+    uint32_t checkpoints;          /* kept over all texts, at most 16384; 0: no prefix cache */
+    uint32_t checkpoint_every;     /* and one at every multiple of so many tokens of a text; 0: 4096 */
+    uint32_t checkpoints_per_path; /* most on one text, 2 or more; 0: 16 */
+    const char *cache_dir; /* keep texts in files here, over restarts; made when missing; NULL: none */
+    uint64_t cache_disk;   /* most bytes of those files; 0: 32 GiB */
 } esp_engine_opts;
 
 /* Bytes an engine will take, computed without allocating anything; esp_engine_open() uses the same plan. */
@@ -189,8 +213,21 @@ typedef struct esp_stats {
     double generate_seconds;
     uint32_t pages_used, pages_total;
     uint32_t slots_used, slots_total;
+    uint32_t rows_active, rows_waiting;
+    uint64_t preemptions, refused, expired; /* generations: put back, refused by the queue, past a deadline */
+    uint32_t chunk_limit;                   /* prompt tokens of the last step that max_stall_ms allowed */
+    uint64_t cache_hits, cache_hit_tokens;
+    uint64_t cache_miss_new;        /* lookups that found no cached text in common */
+    uint64_t cache_miss_checkpoint; /* ... that found one, but no checkpoint before the texts part */
+    uint32_t cache_checkpoints, cache_texts;
+    uint64_t cache_evictions;
+    uint64_t disk_saved, disk_restored, disk_failed; /* files written, read back; given up or damaged */
+    uint64_t disk_bytes;
 } esp_stats;
 ESP_API void esp_engine_stats(const esp_engine *g, esp_stats *out);
+/* Write every cached text that has no file yet; returns when they are durable. ESP_EIO: some could not be
+ * written (disk_failed counts them). Without cache_dir there is nothing to do. */
+ESP_API esp_status esp_engine_flush(esp_engine *g, esp_error *err);
 
 /* ---- sequences
  * ---------------------------------------------------------------------------------------------------- */
@@ -209,6 +246,7 @@ typedef struct esp_sampling {
     float presence_penalty;   /* over generated tokens only */
     float frequency_penalty;
     uint64_t seed;
+    uint32_t choice; /* number of the answer when one request asks for several: each draws on its own */
     const esp_logit_bias *bias; /* copied */
     size_t n_bias;
     bool ignore_end; /* end tokens are emitted as any other and do not finish */
@@ -218,6 +256,11 @@ typedef struct esp_seq_opts {
     esp_sampling sampling;
     bool logprobs;         /* report the log-probability of each emitted token ... */
     uint32_t top_logprobs; /* ... and of the most likely ones, at most 20 */
+    int32_t priority; /* -100 to 100, lower goes first; one that waits gains a rank whenever a later one is
+                         let past it */
+    uint64_t deadline_us; /* a generation that takes longer, waiting included, fails; 0: none */
+    bool no_cache;        /* neither read nor fill the prefix cache */
+    uint64_t cache_salt;  /* only sequences of equal salt share cached texts */
 } esp_seq_opts;
 
 ESP_API esp_status esp_seq_open(esp_seq **out, esp_engine *g, const esp_seq_opts *opts, esp_error *err);
@@ -229,7 +272,9 @@ ESP_API esp_status esp_seq_append(esp_seq *s, const esp_token *t, size_t n, esp_
 /*
  * Arm: after the known tokens, sample up to max_new tokens. Events come from esp_engine_step(). With max_new
  * 0 the known tokens run, all but the last, and one event with ESP_FINISH_LENGTH says so; a fork or a
- * generation then starts at once.
+ * generation then starts at once. A max_new that does not fit into the context or the pages is lowered to
+ * what does (see esp_seq_usage). ESP_ENOFIT, with the numbers: the queue is full, or the known tokens alone
+ * need more pages than there are.
  */
 ESP_API esp_status esp_seq_generate(esp_seq *s, size_t max_new, esp_error *err);
 /* Disarm a generation; the sequence keeps the tokens emitted so far. */
@@ -252,6 +297,31 @@ ESP_API esp_status esp_seq_fork(esp_seq **out, const esp_seq *s, const esp_seq_o
  * after token i. Runs at once, in steps of its own; the sequence must not be armed.
  */
 ESP_API esp_status esp_seq_logits(esp_seq *s, const esp_token *t, size_t n, float *out, esp_error *err);
+
+/*
+ * Positions (token counts, ascending) where the prefix cache should keep a checkpoint: ends of messages, of
+ * the system's part, whatever the next request is likely to repeat. They replace earlier ones; at most 4096.
+ */
+ESP_API esp_status esp_seq_set_marks(esp_seq *s, const size_t *positions, size_t n, esp_error *err);
+
+typedef struct esp_usage {     /* of the present or last generation */
+    uint64_t prompt_tokens;    /* known when it was armed */
+    uint64_t cached_tokens;    /* of them not run because the prefix cache had them */
+    uint64_t generated_tokens; /* emitted */
+    uint64_t max_new;          /* as clamped to context and pages */
+    uint32_t preemptions;
+    double queue_ms, prompt_ms, generate_ms; /* waiting; until the first token; from there to the end */
+} esp_usage;
+ESP_API void esp_seq_usage(const esp_seq *s, esp_usage *out);
+
+/*
+ * Tokens and state to a file, and back, bit for bit. Loading makes a new sequence whose tokens all count as
+ * known, as a fork does. Refused: ESP_EINVAL for a file of another model, KV type, activation or salt, saying
+ * both; ESP_EFORMAT for a damaged one; ESP_ENOFIT when it does not fit the context or the pools.
+ */
+ESP_API esp_status esp_seq_save(const esp_seq *s, const char *path, esp_error *err);
+ESP_API esp_status esp_seq_load(esp_seq **out, esp_engine *g, const char *path, const esp_seq_opts *opts,
+                                esp_error *err);
 
 #ifdef __cplusplus
 }

@@ -49,6 +49,24 @@ bool esp_state_drop_snapshot(struct esp_state *s);
 /* Back to the deepest snapshot (or the start, or the present length) at or before len; *reached says where.
  */
 esp_status esp_state_rewind(struct esp_state *s, uint32_t len, uint32_t *reached, esp_error *err);
+/* A look at the committed content: valid until the next call that changes s. slot is ESP_NO_SLOT without
+ * recurrent layers or without tokens. */
+#define ESP_NO_SLOT UINT32_MAX
+struct esp_state_view {
+    uint32_t n, base; /* positions committed, and of them folded into the slot's S */
+    uint32_t slot;
+    const uint32_t *pages; /* [n_page] covering n positions */
+    uint32_t n_page;
+};
+/* No pass may be open. */
+void esp_state_peek(const struct esp_state *s, struct esp_state_view *out);
+/*
+ * Replace what s holds, snapshots included, by shares of the pages and the slot of v, which may come from any
+ * state or cache over the same pools. ESP_ESTATE when a pass is open, ESP_ENOFIT beyond the context.
+ */
+esp_status esp_state_adopt(struct esp_state *s, const struct esp_state_view *v, esp_error *err);
+/* Free pages and slots that begin() of a write-through pass of n_tok tokens would take. */
+void esp_state_need(const struct esp_state *s, uint32_t n_tok, uint32_t *pages, uint32_t *slots);
 /* A second sequence with the same content, snapshots included; pages and slots are shared until one of them
  * writes. */
 esp_status esp_state_fork(struct esp_state **out, const struct esp_state *s, esp_error *err);
