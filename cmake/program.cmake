@@ -60,4 +60,6 @@ add_test(NAME examples.complete COMMAND example_complete models/demo "Once upon 
          WORKING_DIRECTORY ${CMAKE_CURRENT_SOURCE_DIR})
 add_test(NAME examples.chat COMMAND sh -c "printf 'Spell: dog\\nRepeat: red\\n' | $<TARGET_FILE:example_chat> models/demo"
          WORKING_DIRECTORY ${CMAKE_CURRENT_SOURCE_DIR})
+add_test(NAME examples.batch COMMAND example_batch models/demo "Repeat: red" "Repeat: red blue" "Spell: dog"
+         WORKING_DIRECTORY ${CMAKE_CURRENT_SOURCE_DIR})
 add_test(NAME examples.fork_rewind COMMAND example_fork_rewind models/demo WORKING_DIRECTORY ${CMAKE_CURRENT_SOURCE_DIR})

@@ -28,10 +28,10 @@ extern "C" {
 typedef struct esp_model esp_model;
 typedef struct esp_engine esp_engine;
 typedef struct esp_seq esp_seq;
+typedef struct esp_adapter esp_adapter;
 typedef int32_t esp_token; /* index into the vocabulary */
 
-/* ---- library
- * ------------------------------------------------------------------------------------------------------ */
+/* ---- library ---- */
 
 ESP_API const char *esp_version(void);
 
@@ -40,8 +40,7 @@ typedef void (*esp_log_fn)(void *user, esp_log_level level, const char *message)
 /* Receive the library's messages; fn NULL switches them off (the default). Call before anything else. */
 ESP_API void esp_set_log(esp_log_fn fn, void *user);
 
-/* ---- models
- * ------------------------------------------------------------------------------------------------------- */
+/* ---- models ---- */
 
 typedef struct esp_model_opts {
     const char *cpu_level; /* "ref", "avx2", "avx512", "neon"; NULL: $ESPALIER_CPU, else the machine's best */
@@ -51,6 +50,8 @@ typedef struct esp_model_opts {
      * (ESP_ECANCELLED). */
     bool (*progress)(void *user, const char *what, double fraction);
     void *progress_user;
+    bool shape_only; /* esp_model_synthetic: take no memory for weights; the model can be described and
+                        planned for, but not run */
 } esp_model_opts;
 
 typedef struct esp_model_info {
@@ -68,7 +69,8 @@ typedef struct esp_model_info {
     bool has_template;
     bool has_mtp;
     bool has_vision;
-    float temperature, top_p, min_p; /* generation defaults of the model; negative: none given */
+    float temperature, top_p, min_p; /* generation defaults of the model; negative: none given; temperature 0
+                                        also when the model asks not to sample */
     int32_t top_k;                   /* -1: none given */
 } esp_model_info;
 
@@ -85,9 +87,22 @@ ESP_API esp_status esp_model_synthetic(esp_model **out, const char *shape, const
 ESP_API void esp_model_close(esp_model *m);
 ESP_API void esp_model_describe(const esp_model *m, esp_model_info *out);
 
-/* ---- text
- * ---------------------------------------------------------------------------------------------------------
+/*
+ * A LoRA adapter folder (PEFT or MLX form) for m, which must outlive it. All or nothing: the message lists
+ * every module that does not fit. May be opened while engines run; several engines may use it.
  */
+ESP_API esp_status esp_adapter_open(esp_adapter **out, esp_model *m, const char *path, esp_error *err);
+/* Sequences that use it must be closed first. NULL is a no-op. */
+ESP_API void esp_adapter_close(esp_adapter *a);
+typedef struct esp_adapter_info {
+    uint32_t n_modules; /* weights it stands beside */
+    uint32_t max_rank;
+    uint64_t bytes;    /* resident */
+    uint64_t revision; /* changes with anything that changes what it computes */
+} esp_adapter_info;
+ESP_API void esp_adapter_describe(const esp_adapter *a, esp_adapter_info *out);
+
+/* ---- text ---- */
 
 /*
  * Text to ids. control: whether strings such as "<|im_end|>" in text become control tokens; false keeps them
@@ -116,8 +131,7 @@ ESP_API esp_status esp_render_chat(const esp_model *m, const char *messages_json
 ESP_API esp_status esp_tokenize_chat(const esp_model *m, const char *messages_json, const esp_chat_opts *opts,
                                      esp_token *out, size_t cap, size_t *n, esp_error *err);
 
-/* ---- engines
- * ------------------------------------------------------------------------------------------------------ */
+/* ---- engines ---- */
 
 /*
  * When a generation may start. Whatever is chosen, the tokens of a sequence are the same.
@@ -172,6 +186,7 @@ typedef struct esp_engine_opts {
     float spec_min_rate;    /* a row stops drafting when a smaller share of its drafts was right; 0: never */
     bool spec_always;       /* draft spec_tokens in every step, whether it pays or not; for measurements */
     esp_model *draft_model; /* ESP_SPEC_DRAFT: must outlive the engine */
+    uint32_t max_rank; /* largest rank of adapters that sequences may use, at most 1024; 0: no adapters */
 } esp_engine_opts;
 
 /* Bytes an engine will take, computed without allocating anything; esp_engine_open() uses the same plan. */
@@ -260,8 +275,7 @@ ESP_API void esp_engine_stats(const esp_engine *g, esp_stats *out);
  * written (disk_failed counts them). Without cache_dir there is nothing to do. */
 ESP_API esp_status esp_engine_flush(esp_engine *g, esp_error *err);
 
-/* ---- sequences
- * ---------------------------------------------------------------------------------------------------- */
+/* ---- sequences ---- */
 
 typedef struct esp_logit_bias {
     esp_token token;
@@ -283,8 +297,17 @@ typedef struct esp_sampling {
     bool ignore_end; /* end tokens are emitted as any other and do not finish */
 } esp_sampling;
 
+enum { ESP_ADAPTERS_MAX = 4 }; /* adapters that one sequence may stack */
+typedef struct esp_adapter_use {
+    esp_adapter *adapter; /* must outlive the sequence */
+    float scale;          /* multiplies the adapter's own; 0 (zeroed): 1 */
+} esp_adapter_use;
+
 typedef struct esp_seq_opts {
     esp_sampling sampling;
+    /* LoRA adapters, added in an order of their own: a stack is a set. Forks have their origin's. */
+    esp_adapter_use adapters[ESP_ADAPTERS_MAX];
+    uint32_t n_adapters;
     bool logprobs;         /* report the log-probability of each emitted token ... */
     uint32_t top_logprobs; /* ... and of the most likely ones, at most 20 */
     int32_t priority; /* -100 to 100, lower goes first; one that waits gains a rank whenever a later one is

@@ -74,9 +74,11 @@ void esp_cache_identify(const struct esp_engine *g, struct esp_cache_identity *o
     out->ns = esp_hash(out->about, strlen(out->about), 0);
 }
 
-uint64_t esp_cache_namespace(const struct esp_cache_identity *id, const esp_seq_opts *o)
+uint64_t esp_cache_namespace(const struct esp_cache_identity *id, const esp_seq_opts *o, uint64_t adapters)
 {
-    return o->cache_salt ? esp_hash(&o->cache_salt, sizeof o->cache_salt, id->ns) : id->ns;
+    uint64_t ns = o->cache_salt ? esp_hash(&o->cache_salt, sizeof o->cache_salt, id->ns) : id->ns;
+
+    return adapters ? esp_hash(&adapters, sizeof adapters, ns) : ns;
 }
 
 /* ---- opening ---- */

@@ -13,9 +13,9 @@
 #include "state/snapshot.h"
 
 void esp_cache_identify(const struct esp_engine *g, struct esp_cache_identity *out);
-/* Namespace of a sequence with these options: the engine's, and what else its states depend on. A revision of
- * an adapter or digests of media would be mixed in here. */
-uint64_t esp_cache_namespace(const struct esp_cache_identity *id, const esp_seq_opts *o);
+/* Namespace of a sequence with these options: the engine's, and what else its states depend on. adapters: key
+ * of their revisions and scales, 0 without. Digests of media would be mixed in here. */
+uint64_t esp_cache_namespace(const struct esp_cache_identity *id, const esp_seq_opts *o, uint64_t adapters);
 
 /* g->cache as the options ask; NULL when they ask for none. */
 esp_status esp_cache_open(struct esp_engine *g, esp_error *err);

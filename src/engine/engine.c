@@ -66,6 +66,8 @@ esp_status esp_engine_open(esp_engine **out, esp_model *m, const esp_engine_opts
 
     if (!out || !m)
         return esp_fail(err, ESP_EINVAL, "esp_engine_open needs a place for the engine and a model");
+    if (m->shape_only)
+        return esp_fail(err, ESP_ESTATE, "the model was made with shape_only; it has no weights to run");
     ESP_TRY(esp_engine_resolve(m, opts, &o, err));
     ESP_TRY(check_budget(m, &o, err));
     g = esp_alloc(sizeof *g);

@@ -52,13 +52,28 @@ struct esp_spec_seq {
     bool off;
 };
 
+/* Sets of a sequence's adapters, ascending by revision: a stack is the same whatever order it was named in.
+ */
+struct esp_seq_lora {
+    const struct esp_lora_set *set[ESP_LORA_STACK];
+    float scale[ESP_LORA_STACK];
+    uint32_t n;
+    uint64_t key; /* of all revisions and scales; 0 without adapters */
+};
+
+/* Check and sort what opts names. ESP_EINVAL: too many, twice the same, of another model, a scale that is not
+ * finite; ESP_ENOFIT: a rank beyond the engine's. */
+esp_status esp_seq_lora_resolve(const struct esp_engine *g, const esp_seq_opts *o, struct esp_seq_lora *out,
+                                esp_error *err);
+
 struct esp_seq {
     struct esp_engine *engine;
     struct esp_seq *next; /* of the engine's list, in order of opening */
     struct esp_state *state;
     struct esp_sampler *sampler;
     esp_seq_opts opts; /* bias copied into the sampler */
-    int32_t *tokens;   /* [context] appended and emitted */
+    struct esp_seq_lora lora;
+    int32_t *tokens; /* [context] appended and emitted */
     uint32_t n_token;
     bool armed;    /* generating or waiting for it */
     bool active;   /* armed and admitted: has a row */

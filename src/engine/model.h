@@ -25,6 +25,7 @@ struct esp_model {
     uint32_t n_thread;
     uint32_t end[ESP_MAX_END]; /* ids that end a turn */
     uint32_t n_end;
+    bool shape_only;   /* no weights: plans only */
     uint64_t *allowed; /* bit set: the id has a token; NULL: all may be sampled */
 };
 

@@ -20,8 +20,9 @@ enum {
     DEFAULT_EVERY = 4096,
     DEFAULT_PER_PATH = 16,
     MAX_CHUNK = 8192,
+    MAX_RANK = 1024,
     CACHE_NODE_BYTES = 256,
-    PROGRAM_BYTES = 6 << 20 /* code, libraries and small heaps of a process, measured on x86-64 Debian 12 */
+    PROGRAM_BYTES = 10 << 20 /* code, libraries and small heaps of a process, measured on x86-64 Debian 12 */
 };
 
 #define DEFAULT_CACHE_DISK (UINT64_C(32) << 30)
@@ -107,6 +108,8 @@ esp_status esp_engine_resolve(const struct esp_model *m, const esp_engine_opts *
         return esp_fail(err, ESP_EINVAL, "max_seqs %u; 1 to %d are possible", o.max_seqs, MAX_SEQS);
     if (o.chunk == 0)
         o.chunk = DEFAULT_CHUNK;
+    if (o.max_rank > MAX_RANK)
+        return esp_fail(err, ESP_EINVAL, "max_rank %u; 0 to %d are possible", o.max_rank, MAX_RANK);
     if (o.chunk > MAX_CHUNK)
         return esp_fail(err, ESP_EINVAL, "chunk %u; 1 to %d are possible", o.chunk, MAX_CHUNK);
     if (o.chunk < o.max_seqs)
@@ -141,6 +144,7 @@ esp_status esp_engine_shape(const struct esp_model *m, const esp_engine_opts *o,
     out->pools.n_page = out->layout.n_attn ? (uint32_t)(o->kv_tokens / ESP_SPAN) : 0;
     ESP_TRY(parse_act(o->act, &out->plan, err));
     out->plan.max_tok = o->chunk;
+    out->plan.max_rank = o->max_rank;
     out->plan.max_out = o->chunk;
     out->plan.max_seq = o->rows;
     out->plan.context = o->context;

@@ -116,6 +116,13 @@ esp_status esp_engine_enqueue(struct esp_seq *s, size_t max_new, esp_error *err)
                         "the queue is full: %u sequences run and %u wait, %u rows and %u places are there",
                         g->n_active, g->n_waiting, g->opts.rows, g->opts.queue);
     }
+    if (max_new &&
+        esp_state_length(s->state) == s->n_token) { /* its logits are gone: the last token runs again */
+        uint32_t reached;
+
+        esp_spec_settle(s, s->n_token - 1);
+        ESP_TRY(esp_state_rewind(s->state, s->n_token - 1, &reached, err));
+    }
     if (max_new > room + 1 - s->n_token) /* the last token emitted needs no place in the cache ... */
         max_new = room + 1 - s->n_token;
     if (max_new > g->opts.context - s->n_token && max_new) /* ... but one in the list of tokens */
@@ -164,12 +171,14 @@ static void preempt(struct esp_seq *s)
     s->engine->stats.preemptions++;
 }
 
-/* Drop the shortest snapshot of some sequence that is not in the step being built. */
+/* Drop the shortest snapshot of some sequence, of one without a row if possible. A row in the step being
+ * built writes to a slot of its own, so its snapshots may go as well. */
 static bool drop_snapshot(struct esp_engine *g)
 {
-    for (struct esp_seq *s = g->seqs; s; s = s->next)
-        if (s->step_n == 0 && esp_state_drop_snapshot(s->state))
-            return true;
+    for (int with_row = 0; with_row <= 1; with_row++)
+        for (struct esp_seq *s = g->seqs; s; s = s->next)
+            if ((with_row || !s->active) && esp_state_drop_snapshot(s->state))
+                return true;
     return false;
 }
 

@@ -86,10 +86,12 @@ static esp_status create(struct esp_seq **out, struct esp_engine *g, const esp_s
     s->engine = g;
     if (o)
         s->opts = *o;
-    s->ns = esp_cache_namespace(&g->identity, &s->opts);
     s->used = ++g->n_use;
     s->tokens = esp_alloc_array(g->opts.context, sizeof *s->tokens);
     st = s->tokens ? make_sampler(s, err) : esp_fail(err, ESP_ENOMEM, "sequence: out of memory");
+    if (st == ESP_OK)
+        st = esp_seq_lora_resolve(g, &s->opts, &s->lora, err);
+    s->ns = esp_cache_namespace(&g->identity, &s->opts, s->lora.key);
     if (st == ESP_OK)
         st = esp_spec_seq_open(s, err);
     if (st != ESP_OK) {
@@ -300,6 +302,7 @@ esp_status esp_seq_snapshot(esp_seq *s, esp_error *err)
 
 esp_status esp_seq_fork(esp_seq **out, const esp_seq *s, const esp_seq_opts *opts, esp_error *err)
 {
+    esp_seq_opts o = {0};
     struct esp_seq *f;
     esp_status st;
 
@@ -307,7 +310,11 @@ esp_status esp_seq_fork(esp_seq **out, const esp_seq *s, const esp_seq_opts *opt
         return esp_fail(err, ESP_EINVAL, "esp_seq_fork needs a place for the sequence");
     if (s->armed)
         return esp_fail(err, ESP_ESTATE, "the sequence is generating; stop it before forking");
-    ESP_TRY(create(&f, s->engine, opts, err));
+    if (opts)
+        o = *opts;
+    memcpy(o.adapters, s->opts.adapters, sizeof o.adapters); /* its state is under them */
+    o.n_adapters = s->opts.n_adapters;
+    ESP_TRY(create(&f, s->engine, &o, err));
     esp_spec_settle(s, esp_state_length(s->state));
     st = esp_state_fork(&f->state, s->state, err);
     if (st == ESP_OK) /* to the fork all of it is prompt: its penalties on generated tokens start anew */

@@ -573,6 +573,7 @@ esp_status esp_service_exclusive(struct esp_service *v, esp_service_fn fn, void 
     while (v->exclusive && !v->ended)
         pthread_cond_wait(&v->finished, &v->lock);
     if (!v->ended) {
+        /* cppcheck-suppress autoVariables ; the loop below leaves only when the thread is done with x */
         v->exclusive = &x;
         pthread_cond_signal(&v->work);
         while (!x.done && !v->ended)

@@ -223,7 +223,8 @@ static double rate(const struct esp_speculation *x, const struct outlook *o)
 }
 
 /* Best number of drafts for s in a step that looks like *o without them; *o is moved there. */
-static uint32_t deepest(const struct esp_speculation *x, const struct esp_seq *s, uint32_t limit, struct outlook *o)
+static uint32_t deepest(const struct esp_speculation *x, const struct esp_seq *s, uint32_t limit,
+                        struct outlook *o)
 {
     double p = (s->spec.right + prior_right) / (s->spec.right + s->spec.wrong + prior_right + prior_wrong);
     double base = rate(x, o), best_rate = base * least_gain, tokens = o->tokens, chance = 1;

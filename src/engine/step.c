@@ -68,7 +68,12 @@ static uint32_t wanted(const struct esp_seq *s)
 /* The pass of s that is row number n_seq of the step is open. */
 static void take_row(struct esp_engine *g, struct step *st, struct esp_seq *s, uint32_t n)
 {
-    esp_spec_begin(s, &g->batch_seqs[st->batch.n_seq]);
+    struct esp_batch_seq *row = &g->batch_seqs[st->batch.n_seq];
+
+    row->n_lora = s->lora.n;
+    memcpy(row->lora, s->lora.set, sizeof row->lora);
+    memcpy(row->lora_scale, s->lora.scale, sizeof row->lora_scale);
+    esp_spec_begin(s, row);
     s->step_n = n;
     s->step_row = NO_ROW;
     g->batch_owner[st->batch.n_seq++] = s;

@@ -25,6 +25,7 @@ struct esp_batch_seq {
                          advance */
     uint32_t n_lora;  /* adapters of this sequence, applied in this order */
     const struct esp_lora_set *lora[ESP_LORA_STACK]; /* ranks within the plan's max_rank */
+    float lora_scale[ESP_LORA_STACK];                /* factor on every scale of that set */
 };
 
 /* Called after an op that writes a named value, on one thread: rows [n_row][width] f32, valid during the

@@ -28,8 +28,7 @@ static const char *const targets[] = {
     "linear_attn.out_proj",    "mlp.gate_proj",         "mlp.up_proj",           "mlp.down_proj",
 };
 
-/* ---- config
- * ------------------------------------------------------------------------------------------------------- */
+/* ---- config ---- */
 
 static bool is_set(const json_t *v)
 {
@@ -118,8 +117,7 @@ static esp_status load_config(struct esp_adapter_file *a, esp_error *err)
     return s;
 }
 
-/* ---- names
- * -------------------------------------------------------------------------------------------------------- */
+/* ---- names ---- */
 
 static bool drop_prefix(const char **s, const char *prefix)
 {
@@ -181,8 +179,7 @@ static bool is_target(const char *module)
     return false;
 }
 
-/* ---- tensors
- * ------------------------------------------------------------------------------------------------------ */
+/* ---- tensors ---- */
 
 static struct esp_adapter_pair *pair_of(struct esp_adapter_file *a, const char *module, esp_error *err)
 {
@@ -320,7 +317,7 @@ static uint64_t revision_of(const struct esp_adapter_file *a)
     return h;
 }
 
-esp_status esp_adapter_open(struct esp_adapter_file **out, const char *dir, esp_error *err)
+esp_status esp_adapter_file_open(struct esp_adapter_file **out, const char *dir, esp_error *err)
 {
     struct esp_adapter_file *a = esp_alloc(sizeof *a);
     esp_status s;
@@ -335,7 +332,7 @@ esp_status esp_adapter_open(struct esp_adapter_file **out, const char *dir, esp_
     if (s == ESP_OK)
         s = pair_up(a, err);
     if (s != ESP_OK) {
-        esp_adapter_close(a);
+        esp_adapter_file_close(a);
         return s;
     }
     a->revision = revision_of(a);
@@ -343,7 +340,7 @@ esp_status esp_adapter_open(struct esp_adapter_file **out, const char *dir, esp_
     return ESP_OK;
 }
 
-void esp_adapter_close(struct esp_adapter_file *a)
+void esp_adapter_file_close(struct esp_adapter_file *a)
 {
     if (!a)
         return;

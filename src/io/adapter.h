@@ -47,8 +47,8 @@ struct esp_adapter_file {
  * without its partner; ESP_EUNSUPPORTED names the first option that is not plain LoRA (DoRA, bias,
  * modules_to_save, ...); a missing or non-finite lora_alpha is ESP_EFORMAT.
  */
-esp_status esp_adapter_open(struct esp_adapter_file **out, const char *dir, esp_error *err);
-void esp_adapter_close(struct esp_adapter_file *a); /* NULL is fine */
+esp_status esp_adapter_file_open(struct esp_adapter_file **out, const char *dir, esp_error *err);
+void esp_adapter_file_close(struct esp_adapter_file *a); /* NULL is fine */
 
 /* Scale of module for rank r, alpha_pattern respected. */
 double esp_adapter_scale_of(const struct esp_adapter_file *a, const char *module, uint64_t r);

@@ -33,8 +33,7 @@ const char *esp_quant_mode_name(enum esp_quant_mode m)
     return (unsigned)m < N_MODES ? modes[m].name : "?";
 }
 
-/* ---- the config's table
- * ------------------------------------------------------------------------------------------ */
+/* ---- the config's table ---- */
 
 /* The trellis object of a module: L, code and axis. Codes are a formula each, so another one has other
  * weights. */
@@ -190,8 +189,7 @@ void esp_config_quant_free(struct esp_config_quant_table *t)
     memset(t, 0, sizeof *t);
 }
 
-/* ---- asking for a module
- * ----------------------------------------------------------------------------------------- */
+/* ---- asking for a module ---- */
 
 static const char *const prefixes[] = {"language_model.model.", "model.language_model.", "language_model.",
                                        "model.", ""};
@@ -237,8 +235,7 @@ enum esp_quant_said esp_config_quant(const struct esp_config *c, const char *mod
     return ESP_QUANT_YES;
 }
 
-/* ---- what tensors prove
- * ------------------------------------------------------------------------------------------ */
+/* ---- what tensors prove ---- */
 
 struct evidence {
     const struct esp_st_tensor *weight, *scales, *biases;

@@ -160,12 +160,12 @@ esp_status esp_lora_load(struct esp_lora **out, const struct esp_net *net, const
 
     if (!isfinite(scale))
         return esp_fail(err, ESP_EINVAL, "adapter scale %g: a finite number is needed", scale);
-    ESP_TRY(esp_adapter_open(&f, dir, err));
+    ESP_TRY(esp_adapter_file_open(&f, dir, err));
     l = esp_alloc(sizeof *l);
     if (l)
         l->arena = esp_arena_create((size_t)16 << 30);
     s = l && l->arena ? bind_all(l, net, f, scale, err) : esp_fail(err, ESP_ENOMEM, "adapter: out of memory");
-    esp_adapter_close(f);
+    esp_adapter_file_close(f);
     if (s != ESP_OK) {
         esp_lora_close(l);
         return s;

@@ -50,8 +50,7 @@ struct model {
     struct mtp mtp;
 };
 
-/* ---- weights
- * ------------------------------------------------------------------------------------------------------ */
+/* ---- weights ---- */
 
 static void bind_attention(struct esp_binder *b, struct attention *a, const struct esp_config *c)
 {
@@ -141,8 +140,7 @@ static esp_status bind_model(struct model *m, const struct esp_source *src, esp_
     return b.status;
 }
 
-/* ---- forward pass
- * ------------------------------------------------------------------------------------------------- */
+/* ---- forward pass ---- */
 
 static esp_val record_attention(struct esp_tape *t, const struct model *m, const struct attention *a,
                                 uint32_t layer, esp_val u)
@@ -160,6 +158,7 @@ static esp_val record_attention(struct esp_tape *t, const struct model *m, const
     t_kv_append(t, k, v, layer);
     o = t_attend(t, q, layer, c->n_head);
     o = t_head_gate(t, o, qg, c->n_head, 2 * hd);
+    t_name(t, o, "o_proj_in.", layer, "");
     return t_linear(t, o, a->o);
 }
 
@@ -176,28 +175,39 @@ static esp_val record_delta(struct esp_tape *t, const struct model *m, const str
     esp_val o = t_delta(t, qkv, gates, layer, c->lin_v_head, c->lin_v_dim);
 
     o = t_gated_norm(t, o, z, d->norm, (float)c->rms_eps, c->lin_v_head);
+    t_name(t, o, "out_proj_in.", layer, "");
     return t_linear(t, o, d->out);
 }
 
-static esp_val record_mlp(struct esp_tape *t, const struct layer *w, esp_val u)
+static esp_val record_mlp(struct esp_tape *t, const struct layer *w, uint32_t layer, esp_val u)
 {
     esp_val gate = t_linear(t, u, w->gate);
     esp_val up = t_linear(t, u, w->up);
+    esp_val h = t_swiglu(t, gate, up);
 
-    return t_linear(t, t_swiglu(t, gate, up), w->down);
+    t_name(t, h, "down_in.", layer, "");
+    return t_linear(t, h, w->down);
 }
 
-/* One layer on the residual stream x; layer: its index among the layers of its kind. */
-static esp_val record_layer(struct esp_tape *t, const struct model *m, const struct layer *w, bool full,
-                            uint32_t layer, esp_val x)
+struct place {    /* of a layer */
+    uint32_t i;   /* in the model; names its values */
+    uint32_t nth; /* among the layers of its kind: where its state lies */
+    bool full;
+};
+
+/* One layer on the residual stream x. */
+static esp_val record_layer(struct esp_tape *t, const struct model *m, const struct layer *w, struct place at,
+                            esp_val x)
 {
     float eps = (float)m->c->rms_eps;
     esp_val u = t_rmsnorm(t, x, w->norm_in, eps);
 
     x = t_add(t, x,
-              full ? record_attention(t, m, &w->attn, layer, u) : record_delta(t, m, &w->delta, layer, u));
+              at.full ? record_attention(t, m, &w->attn, at.nth, u)
+                      : record_delta(t, m, &w->delta, at.nth, u));
+    t_name(t, x, "mid.", at.i, "");
     u = t_rmsnorm(t, x, w->norm_mlp, eps);
-    return t_add(t, x, record_mlp(t, w, u));
+    return t_add(t, x, record_mlp(t, w, at.i, u));
 }
 
 static void record(struct esp_tape *t, const struct model *m)
@@ -211,7 +221,7 @@ static void record(struct esp_tape *t, const struct model *m)
     for (uint32_t i = 0; i < c->n_layer; i++) {
         bool full = c->is_full[i];
 
-        x = record_layer(t, m, &m->layers[i], full, full ? n_attn++ : n_delta++, x);
+        x = record_layer(t, m, &m->layers[i], (struct place){i, full ? n_attn++ : n_delta++, full}, x);
         t_name(t, x, "hidden.", i + 1, ""); /* before the final norm, for the last layer too */
     }
     x = t_rmsnorm(t, x, m->norm, eps);
@@ -233,7 +243,7 @@ static void record_mtp(struct esp_tape *t, const struct model *m, uint32_t layer
     esp_val h = t_rmsnorm(t, t_input(t, m->c->hidden), w->norm_hidden, eps);
     esp_val x = t_linear(t, t_concat(t, e, h), w->fc);
 
-    x = record_layer(t, m, &w->layer, true, layer, x);
+    x = record_layer(t, m, &w->layer, (struct place){m->c->n_layer, layer, true}, x);
     x = t_rmsnorm(t, x, w->norm, eps);
     t_hidden(t, x);
     t_logits(t, t_gather(t, x), m->head);

@@ -30,9 +30,13 @@ struct esp_source {
 
 /* Over an open checkpoint, which must outlive the source. */
 esp_status esp_source_checkpoint(struct esp_source **out, struct esp_checkpoint *c, esp_error *err);
-/* Random weights of one format in memory; affine formats use groups of `group`, bf16 scales;
- * trellis formats lie along axis 1. */
+enum esp_random_kind { ESP_RANDOM_WEIGHTS, ESP_RANDOM_SHAPES };
+/*
+ * Random weights of one format in memory; affine formats use groups of `group`, bf16 scales;
+ * trellis formats lie along axis 1. SHAPES: matrices
+ * have their sizes but no bytes, for plans.
+ */
 esp_status esp_source_random(struct esp_source **out, enum esp_format_id format, uint32_t group, bool tied,
-                             uint64_t seed, esp_error *err);
+                             enum esp_random_kind kind, uint64_t seed, esp_error *err);
 
 #endif

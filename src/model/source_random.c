@@ -18,6 +18,7 @@ enum { MAX_BLOCKS = 8192 };
 struct ctx {
     enum esp_format_id format;
     uint32_t group;
+    enum esp_random_kind kind;
     uint64_t counter;
     struct esp_map blocks[MAX_BLOCKS];
     uint32_t n_block;
@@ -131,6 +132,10 @@ static esp_status matrix(void *ctx, enum esp_part part, const char *module, uint
     }
     w.group = f->grouped ? c->group : 0;
     ESP_TRY(esp_weight_layout(&w, module, err));
+    if (c->kind == ESP_RANDOM_SHAPES) {
+        *out = w;
+        return ESP_OK;
+    }
     codes = w.row_bytes * n_out;
     scales = w.scale_row_bytes * n_out;
     ESP_TRY(take(c, codes + 2 * scales, &p, err));
@@ -179,7 +184,7 @@ static void close_source(struct esp_source *s)
 }
 
 esp_status esp_source_random(struct esp_source **out, enum esp_format_id format, uint32_t group, bool tied,
-                             uint64_t seed, esp_error *err)
+                             enum esp_random_kind kind, uint64_t seed, esp_error *err)
 {
     struct esp_source *s = esp_alloc(sizeof *s);
     struct ctx *c = esp_alloc(sizeof *c);
@@ -191,6 +196,7 @@ esp_status esp_source_random(struct esp_source **out, enum esp_format_id format,
     }
     c->format = format;
     c->group = group;
+    c->kind = kind;
     c->counter = seed;
     *s = (struct esp_source){.ctx = c,
                              .norms_shifted = false,

@@ -46,6 +46,8 @@ void esp_bench_head(FILE *f, enum esp_bench_format format, const struct esp_benc
 void esp_bench_print(FILE *f, enum esp_bench_format format, const struct esp_bench_context *c,
                      const struct esp_bench_row *r);
 
+/* Refuse a baseline that cannot be read, before time is spent on measuring. */
+esp_status esp_bench_baseline(const char *path, esp_error *err);
 /*
  * Compare the rows with those of an earlier jsonl output by name. *slower counts rows below (1 - tolerance /
  * 100) of the earlier mean, each with a line on standard error. ESP_EFORMAT when the file holds no row of the

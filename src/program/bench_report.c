@@ -16,6 +16,8 @@
 
 #include "program/output.h"
 
+enum { MAX_BASELINE = 64 << 20 };
+
 const char *esp_bench_name(const struct esp_bench_row *r, char *buf, size_t cap)
 {
     int n;
@@ -188,10 +190,29 @@ static const struct esp_bench_row *find_row(const char *name, const struct esp_b
     return NULL;
 }
 
+esp_status esp_bench_baseline(const char *path, esp_error *err)
+{
+    char *text = NULL;
+    size_t len = 0;
+    esp_status s;
+
+    ESP_TRY(esp_read_file(&text, &len, path, MAX_BASELINE, err));
+    s = ESP_OK;
+    for (const char *p = text; s == ESP_OK && *p;) {
+        const size_t line = strcspn(p, "\n");
+        json_t *j = NULL;
+
+        s = line ? esp_json_parse(&j, p, line, path, 0, err) : ESP_OK;
+        json_decref(j);
+        p += line + (p[line] == '\n');
+    }
+    esp_free(text);
+    return s;
+}
+
 esp_status esp_bench_compare(const char *path, double tolerance, const struct esp_bench_row *rows, size_t n,
                              size_t *slower, esp_error *err)
 {
-    enum { MAX_BASELINE = 64 << 20 };
     char *text = NULL;
     size_t len = 0, compared = 0;
     esp_status s;

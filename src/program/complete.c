@@ -45,9 +45,7 @@ static void put_pattern(const struct esp_verb *v, const char *separator)
         esp_out_printf("%s%s", separator, v->alias);
 }
 
-/* ---- bash
- * ----------------------------------------------------------------------------------------------------------
- */
+/* ---- bash ---- */
 
 static void bash_flags(const struct esp_verb *v)
 {
@@ -126,9 +124,7 @@ static void bash(void)
         "complete -o filenames -F _espalier espalier\n");
 }
 
-/* ---- zsh
- * -----------------------------------------------------------------------------------------------------------
- */
+/* ---- zsh ---- */
 
 /* Help inside '...[...]' of _arguments: no quotes, brackets or colons. */
 static void zsh_help(const char *s)
@@ -217,9 +213,7 @@ static void zsh(void)
                    "    (( $+functions[compdef] )) && compdef _espalier espalier\nfi\n");
 }
 
-/* ---- fish
- * ----------------------------------------------------------------------------------------------------------
- */
+/* ---- fish ---- */
 
 static void fish_text(const char *s)
 {

@@ -81,6 +81,10 @@ static int dispatch(const struct esp_options *o)
         return esp_verb_detokenize(o);
     case VERB_PERPLEXITY:
         return esp_verb_perplexity(o);
+    case VERB_QUANTIZE:
+        return esp_verb_quantize(o);
+    case VERB_CONVERT:
+        return esp_verb_convert(o);
     case VERB_INSPECT:
         return esp_verb_inspect(o);
     case VERB_BENCH:

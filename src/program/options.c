@@ -78,7 +78,7 @@ bool esp_opt_env_name(const struct esp_opt *o, char *buf, size_t cap)
     return n < cap;
 }
 
-/* ---- nearest match ---------------------------------------------------------------------------------- */
+/* ---- nearest match ---- */
 
 /* Edits (insert, delete, replace, swap of neighbours) between a and b, both shorter than MAX_WORD. */
 enum { MAX_WORD = 48 };
@@ -185,7 +185,7 @@ static esp_status refuse_flag(const struct esp_verb *verb, const char *name, siz
                     verb->name);
 }
 
-/* ---- the command line ------------------------------------------------------------------------------- */
+/* ---- the command line ---- */
 
 static bool takes_value(const struct esp_opt *o)
 {

@@ -132,7 +132,7 @@ static esp_status check_range(const struct esp_opt *o, bool env, const char *tex
     if (v >= o->least && v <= o->most)
         return ESP_OK;
     called(o, env, name, sizeof name);
-    return esp_fail(err, ESP_EINVAL, "%s: %.200s is out of range; %.15g to %.15g is accepted", name, text,
+    return esp_fail(err, ESP_EINVAL, "%s: %.200s is out of range; %.16g to %.16g is accepted", name, text,
                     o->least, o->most);
 }
 

@@ -18,7 +18,7 @@ static struct esp_out_settings settings;
 static int write_errno; /* first failure on standard output */
 static volatile sig_atomic_t signal_seen;
 
-/* ---- standard output -------------------------------------------------------------------------------- */
+/* ---- standard output ---- */
 
 void esp_out_set(const struct esp_out_settings *s)
 {
@@ -115,7 +115,7 @@ int esp_out_finish(int code)
     return ESP_EXIT_FAILURE;
 }
 
-/* ---- standard error --------------------------------------------------------------------------------- */
+/* ---- standard error ---- */
 
 static void say(int from, const char *tag, const char *color, const char *fmt, va_list ap)
 {
@@ -215,7 +215,7 @@ int esp_report_as(int exit_code, const char *code, const char *fmt, ...)
     return report(exit_code, code, message);
 }
 
-/* ---- progress --------------------------------------------------------------------------------------- */
+/* ---- progress ---- */
 
 double esp_now(void)
 {
@@ -294,7 +294,7 @@ void esp_progress_end(struct esp_progress *p)
     p->shown = false;
 }
 
-/* ---- signals ---------------------------------------------------------------------------------------- */
+/* ---- signals ---- */
 
 static void on_signal(int sig)
 {

@@ -23,6 +23,7 @@ enum esp_exit {
     ESP_EXIT_NO_FIT = 4,
     ESP_EXIT_DEVICE = 5,
     ESP_EXIT_CHECK = 7,
+    ESP_EXIT_RESUMABLE = 8,
     ESP_EXIT_SIGINT = 130,
     ESP_EXIT_SIGPIPE = 141,
     ESP_EXIT_SIGTERM = 143
@@ -86,7 +87,7 @@ void esp_progress_begin(struct esp_progress *p, const char *what, double total, 
 void esp_progress_update(struct esp_progress *p, double done);
 void esp_progress_end(struct esp_progress *p);
 
-/* ---- signals ---------------------------------------------------------------------------------------- */
+/* ---- signals ---- */
 
 /* First SIGINT or SIGTERM sets a flag, the second ends the process at once; SIGPIPE becomes a failed write.
  */

@@ -21,6 +21,7 @@
 #include "base/mem.h"
 #include "base/strbuf.h"
 
+#include "program/machine.h"
 #include "program/model_find.h"
 #include "program/output.h"
 
@@ -65,6 +66,30 @@ static const char *model_name(const struct esp_options *opt)
     return m->given ? m->s : NULL;
 }
 
+/* Random weights are made in memory: refuse those that have no place before any is taken. */
+static esp_status synthetic_fits(const struct esp_options *opt, const esp_model_opts *mo, esp_error *err)
+{
+    const struct esp_opt_value *budget = &opt->v[OPT_MEMORY_BUDGET];
+    esp_model_opts shape = *mo;
+    struct esp_machine machine;
+    esp_model_info info;
+    esp_model *m;
+    uint64_t most;
+
+    shape.shape_only = true;
+    shape.progress = NULL;
+    ESP_TRY(esp_model_synthetic(&m, opt->v[OPT_SYNTHETIC].s, opt->v[OPT_WEIGHTS].s, 1, &shape, err));
+    esp_model_describe(m, &info);
+    esp_model_close(m);
+    esp_machine_read(&machine);
+    most = budget->given ? budget->size : machine.ram_available;
+    if (most == 0 || info.weight_bytes <= most)
+        return ESP_OK;
+    return esp_fail(err, ESP_ENOFIT, "the weights take %llu bytes, %s is %llu",
+                    (unsigned long long)info.weight_bytes,
+                    budget->given ? "the budget" : "the memory available", (unsigned long long)most);
+}
+
 esp_status esp_session_open(struct esp_session *s, const struct esp_options *opt, esp_error *err)
 {
     const struct esp_opt_value *synthetic = &opt->v[OPT_SYNTHETIC];
@@ -83,6 +108,9 @@ esp_status esp_session_open(struct esp_session *s, const struct esp_options *opt
         return esp_fail(err, ESP_EINVAL, "'%s' and --synthetic: one model is enough", name);
     if (synthetic->given) {
         s->shown = synthetic->s;
+        mo.shape_only = opt->verb->id == VERB_FIT;
+        if (!mo.shape_only)
+            ESP_TRY(synthetic_fits(opt, &mo, err));
         status = esp_model_synthetic(&s->model, synthetic->s, opt->v[OPT_WEIGHTS].s, 1, &mo, err);
     } else if (!name) {
         return esp_fail(err, ESP_EINVAL, "which model? Give MODEL%s",
@@ -95,6 +123,9 @@ esp_status esp_session_open(struct esp_session *s, const struct esp_options *opt
         status = esp_model_open(&s->model, s->path, &mo, err);
     }
     esp_progress_end(&s->progress);
+    if (status == ESP_ENUMERIC ||
+        status == ESP_EIO) /* of a file: the model is bad, nothing failed while running */
+        status = status == ESP_EIO ? ESP_ENOTFOUND : ESP_EFORMAT;
     if (status == ESP_OK)
         esp_model_describe(s->model, &s->info);
     return status;
@@ -137,8 +168,7 @@ void esp_session_close(struct esp_session *s)
     memset(s, 0, sizeof *s);
 }
 
-/* ---- sampling -------------------------------------------------------------------------------------------
- */
+/* ---- sampling ---- */
 
 static float pick(const struct esp_opt_value *flag, float models, float built_in)
 {
@@ -203,8 +233,7 @@ esp_status esp_session_template_args(const struct esp_options *opt, json_t **out
     return args ? ESP_OK : esp_fail(err, ESP_ENOMEM, "no memory for template arguments");
 }
 
-/* ---- text -----------------------------------------------------------------------------------------------
- */
+/* ---- text ---- */
 
 /* Hand p over when it was filled, else free it. */
 static esp_status keep_or_free(void **out, void *p, esp_status s)

@@ -263,6 +263,25 @@ static esp_status run_known(struct esp_talk *t, esp_error *err)
     return ESP_OK;
 }
 
+/* How many of the n tokens of the prompt the sequence begins with; all but one at most, whose logits are
+ * needed. */
+static esp_status shared(const struct esp_talk *t, const esp_token *ids, size_t n, size_t *common,
+                         esp_error *err)
+{
+    const size_t have = esp_seq_length(t->seq), most = have < n - 1 ? have : n - 1;
+    esp_token *old = calloc(have + 1, sizeof *old);
+    size_t got = 0;
+    esp_status s;
+
+    if (!old)
+        return esp_fail(err, ESP_ENOMEM, "no memory for %zu token ids", have);
+    s = esp_seq_tokens(t->seq, old, have, &got, err);
+    for (*common = 0; s == ESP_OK && *common < most && old[*common] == ids[*common];)
+        (*common)++;
+    free(old);
+    return s;
+}
+
 /*
  * Bring the sequence to exactly the n tokens of the prompt, keeping what both share. Templates write an
  * answer of the past without the thinking that opened it, so the next prompt parts from this one at `turn`,
@@ -270,10 +289,8 @@ static esp_status run_known(struct esp_talk *t, esp_error *err)
  */
 static esp_status align(struct esp_talk *t, const esp_token *ids, size_t n, size_t turn, esp_error *err)
 {
-    const size_t have = esp_seq_length(t->seq), context = t->session->engine_opts.context;
-    esp_token *old;
-    size_t got = 0, common = 0;
-    esp_status s;
+    const size_t context = t->session->engine_opts.context;
+    size_t common = 0;
 
     if (n == 0)
         return esp_fail(err, ESP_EFORMAT, "the chat template made no tokens of the messages");
@@ -281,26 +298,17 @@ static esp_status align(struct esp_talk *t, const esp_token *ids, size_t n, size
         return esp_fail(err, ESP_ENOFIT,
                         "the prompt has %zu tokens; the context of %zu has no room for an answer", n,
                         context);
-    old = calloc(have + 1, sizeof *old);
-    if (!old)
-        return esp_fail(err, ESP_ENOMEM, "no memory for %zu token ids", have);
-    s = esp_seq_tokens(t->seq, old, have, &got, err);
-    while (s == ESP_OK && common < have && common < n && old[common] == ids[common])
-        common++;
-    free(old);
-    if (common == n)
-        common--; /* the last token runs again, for the logits behind it */
-    if (s == ESP_OK && common < have)
-        s = esp_seq_rewind(t->seq, common, err);
-    if (s == ESP_OK && turn >= common && turn > 0 && turn + 1 < n) {
-        s = esp_seq_append(t->seq, ids + common, turn + 1 - common, err);
+    ESP_TRY(shared(t, ids, n, &common, err));
+    if (common < esp_seq_length(t->seq))
+        ESP_TRY(esp_seq_rewind(t->seq, common, err));
+    if (turn >= common && turn > 0 && turn + 1 < n) {
+        ESP_TRY(esp_seq_append(t->seq, ids + common, turn + 1 - common, err));
         common = turn + 1;
-        if (s == ESP_OK)
-            s = run_known(t, err);
-        if (s == ESP_OK && esp_seq_snapshot(t->seq, NULL) != ESP_OK)
+        ESP_TRY(run_known(t, err));
+        if (esp_seq_snapshot(t->seq, NULL) != ESP_OK)
             esp_say_detail("no snapshot was free; the next turn may run more of the prompt again");
     }
-    return s == ESP_OK ? esp_seq_append(t->seq, ids + common, n - common, err) : s;
+    return esp_seq_append(t->seq, ids + common, n - common, err);
 }
 
 /* How many of the n tokens of the prompt stand before the answer is opened; 0 when that cannot be said. */

@@ -306,6 +306,8 @@ static esp_status bench(struct bench *b, size_t *slower, esp_error *err)
     FILE *f = NULL;
     esp_status s;
 
+    if (v[OPT_BASELINE].given)
+        ESP_TRY(esp_bench_baseline(v[OPT_BASELINE].s, err));
     ESP_TRY(prepare(b, err));
     if (path) {
         f = fopen(path, "we");

@@ -64,7 +64,7 @@ static esp_status largest(const struct fit *f, uint32_t most, uint32_t ctx, uint
 
 static esp_status compute(struct fit *f, const struct esp_options *o, esp_error *err)
 {
-    enum { MOST_ROWS = 256 };
+    enum { MOST_ROWS = 1024 }; /* of an engine */
     const uint32_t limit = f->session.info.context;
 
     esp_session_engine_opts(&f->session);

@@ -356,6 +356,16 @@ static esp_status finish(struct job *j, esp_error *err)
     return ESP_OK;
 }
 
+/* Positions for all continuations: they share the full pages of the prompt, and each has the rest of its own.
+ */
+static uint64_t positions(const struct job *j)
+{
+    enum { PAGE = 256 };
+    const uint64_t shared = j->n_prompt / PAGE * PAGE, own = j->n_prompt - shared + j->max_tokens;
+
+    return shared + j->n * ((own + PAGE - 1) / PAGE * PAGE);
+}
+
 static esp_status generate(struct job *j, esp_error *err)
 {
     struct esp_session *s = &j->session;
@@ -377,8 +387,7 @@ static esp_status generate(struct job *j, esp_error *err)
     j->max_tokens = (size_t)j->opt->v[OPT_MAX_TOKENS].i;
     if (j->max_tokens == 0 || j->max_tokens > room)
         j->max_tokens = room;
-    /* The continuations share the pages of the prompt but for its last one. */
-    s->engine_opts.kv_tokens = j->n_prompt + 256 + j->n * (j->max_tokens + 512);
+    s->engine_opts.kv_tokens = positions(j);
     ESP_TRY(esp_session_engine(s, err));
     if (j->opt->v[OPT_ECHO].on && j->ids && !esp_out_is_json()) {
         for (size_t i = 0; i < j->n_prompt; i++)

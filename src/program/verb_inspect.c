@@ -398,8 +398,13 @@ int esp_verb_inspect(const struct esp_options *o)
 {
     struct inspect x = {.opt = o};
     esp_error err = {0};
-    const esp_status s = inspect(&x, &err);
-    const bool bad = x.nans || x.infinities;
+    esp_status s;
+    bool bad;
+
+    if (o->v[OPT_PLAN].given)
+        return esp_inspect_plan(o);
+    s = inspect(&x, &err);
+    bad = x.nans || x.infinities;
 
     esp_free(x.template);
     json_decref(x.bad);

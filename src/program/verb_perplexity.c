@@ -262,9 +262,16 @@ int esp_verb_perplexity(const struct esp_options *o)
     esp_status s = prepare(&m, &err);
     int code;
 
+    if (s == ESP_OK && o->v[OPT_KL].n) {
+        code = esp_verb_perplexity_kl(o, m.session.path, m.ids,
+                                      m.n_window * m.window < m.n_ids ? m.n_window * m.window : m.n_ids,
+                                      m.window);
+        goto done;
+    }
     if (s == ESP_OK)
         s = measure(&m, &err);
     code = s == ESP_OK ? result(&m) : esp_report(s, &err);
+done:
     free(m.logits);
     free(m.ids);
     esp_npy_close(&m.npy);

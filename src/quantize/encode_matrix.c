@@ -14,6 +14,7 @@
 
 #include <inttypes.h>
 #include <math.h>
+#include <stdatomic.h>
 #include <string.h>
 #include <time.h>
 
@@ -161,14 +162,13 @@ static bool stopped(const struct matrix_run *r)
 static void report(struct matrix_run *r, uint32_t tid, uint64_t n_weight)
 {
     const struct esp_trellis_opts *o = &r->job->opts;
-    const uint64_t done = (r->done += n_weight);
+    const uint64_t done = atomic_fetch_add(&r->done, n_weight) + n_weight;
 
     if (tid == 0 && o->progress && !o->progress(o->user, done, r->total))
         r->cancelled = 1;
 }
 
-/* ---- axis 1: lines are outputs
- * ------------------------------------------------------------------------------------ */
+/* ---- axis 1: lines are outputs ---- */
 
 /* |r C|^2 of n_row lines of residuals over the inputs from i0 on; uses t up. */
 static double loss_of_rows(const struct matrix_run *r, float *t, uint32_t n_row, size_t i0)
@@ -219,8 +219,7 @@ static void unit_of_rows(struct matrix_run *r, uint32_t tid, uint32_t unit)
     }
 }
 
-/* ---- axis 0: lines are inputs, 256 outputs long
- * ------------------------------------------------------------------- */
+/* ---- axis 0: lines are inputs, 256 outputs long ---- */
 
 /* |C^T r|^2 of a group of n inputs; uses t up. */
 static double loss_of_inputs(const struct matrix_run *r, float *t, size_t n, size_t i0)
@@ -294,8 +293,7 @@ static void unit_of_columns(struct matrix_run *r, uint32_t tid, uint32_t unit)
     }
 }
 
-/* ---- the whole
- * ---------------------------------------------------------------------------------------------------- */
+/* ---- the whole ---- */
 
 static void run_units(void *arg, uint32_t tid, uint32_t n_thread)
 {
@@ -362,11 +360,8 @@ static esp_status alloc_lanes(struct matrix_run *r, esp_error *err)
                     r->job->n_out, r->job->n_in, n_thread);
 }
 
-static esp_status check_job(const struct esp_trellis_job *job, esp_error *err)
+static esp_status check_opts(const struct esp_trellis_opts *o, esp_error *err)
 {
-    const struct esp_trellis_opts *o = &job->opts;
-    const uint32_t n_col = o->axis ? job->n_in : job->n_out;
-
     ESP_TRY(esp_encode_check_k(o->k, err));
     if (o->axis > 1)
         return esp_fail(err, ESP_EINVAL, "trellis axis %" PRIu32 ": 0 or 1 is possible", o->axis);
@@ -374,20 +369,34 @@ static esp_status check_job(const struct esp_trellis_job *job, esp_error *err)
         (unsigned)o->feedback > ESP_TRELLIS_FEEDBACK_OFF)
         return esp_fail(err, ESP_EINVAL, "trellis search %u, scale %u, feedback %u: one of them is not known",
                         (unsigned)o->search, (unsigned)o->scale, (unsigned)o->feedback);
+    return ESP_OK;
+}
+
+static esp_status check_factor(const struct esp_ldlq *f, uint32_t n_in, uint32_t axis, esp_error *err)
+{
+    if (f->n != n_in)
+        return esp_fail(err, ESP_EINVAL, "factor of %" PRIu32 " inputs for weights with %" PRIu32, f->n,
+                        n_in);
+    if (axis == 1 && f->group < INSIDE_MIN)
+        return esp_fail(err, ESP_EINVAL,
+                        "axis 1 with feedback in groups of %" PRIu32 ": 16 to 256 are possible", f->group);
+    return ESP_OK;
+}
+
+static esp_status check_job(const struct esp_trellis_job *job, esp_error *err)
+{
+    const uint32_t axis = job->opts.axis, n_col = axis ? job->n_in : job->n_out;
+
+    ESP_TRY(check_opts(&job->opts, err));
     if (job->n_out == 0 || job->n_in == 0 || n_col % BLOCK != 0)
         return esp_fail(err, ESP_EINVAL,
                         "%" PRIu32 " x %" PRIu32 " weights, axis %" PRIu32 ": %s must be a multiple of 256",
-                        job->n_out, job->n_in, o->axis, o->axis ? "inputs" : "outputs");
+                        job->n_out, job->n_in, axis, axis ? "inputs" : "outputs");
     if (job->n_out > ESP_LIMIT_VOCAB || job->n_in > ESP_LIMIT_HIDDEN)
         return esp_fail(err, ESP_EINVAL, "%" PRIu32 " x %" PRIu32 " weights: at most %u x %u are possible",
                         job->n_out, job->n_in, ESP_LIMIT_VOCAB, ESP_LIMIT_HIDDEN);
-    if (job->ldlq && job->ldlq->n != job->n_in)
-        return esp_fail(err, ESP_EINVAL, "factor of %" PRIu32 " inputs for weights with %" PRIu32,
-                        job->ldlq->n, job->n_in);
-    if (job->ldlq && o->axis && job->ldlq->group < INSIDE_MIN)
-        return esp_fail(err, ESP_EINVAL,
-                        "axis 1 with feedback in groups of %" PRIu32 ": 16 to 256 are possible",
-                        job->ldlq->group);
+    if (job->ldlq)
+        ESP_TRY(check_factor(job->ldlq, job->n_in, axis, err));
     return esp_encode_check_finite(job->w, job->n_out, job->n_in, job->n_in, "weight", err);
 }
 

@@ -227,8 +227,7 @@ void esp_viterbi_block(const struct esp_viterbi_code codes[ESP_VITERBI_RANGES], 
     }
 }
 
-/* ---- with feedback inside the block
- * ------------------------------------------------------------------------------ */
+/* ---- with feedback inside the block ---- */
 
 /* Take the path that ends in edge j after n steps, of which an older one of n_old steps is known: where both
    meet they stay together. */
@@ -289,8 +288,7 @@ void esp_viterbi_block_fed(const struct esp_viterbi_code codes[ESP_VITERBI_RANGE
     take_path(c, f, scratch, (uint32_t[]){edge, edge}, n_old, ESP_VITERBI_STEPS, states);
 }
 
-/* ---- the same in f32
- * ------------------------------------------------------------------------------------------- */
+/* ---- the same in f32 ---- */
 
 struct float_search {
     float cost[2][ESP_VITERBI_STATES / 2];

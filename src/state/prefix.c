@@ -616,16 +616,10 @@ void esp_prefix_count(const struct esp_prefix *p, struct esp_prefix_counts *out)
     }
 }
 
-static const char *node_fault(const struct esp_prefix *p, const struct node *n)
+static const char *share_fault(const struct esp_prefix *p, const struct node *n)
 {
     uint32_t first;
 
-    if (!n->parent)
-        return n->child && n->len == 0 && n->start == 0 ? NULL : "a root without children or with tokens";
-    if (n->len == 0 || n->start != end_of(n->parent) || n->ns != n->parent->ns)
-        return "a node that does not continue its parent";
-    if (!n->child && !n->has_checkpoint)
-        return "a leaf without checkpoint";
     if (n->n_page != page_span(p, n->start, end_of(n), &first))
         return "a node with the wrong number of pages";
     for (uint32_t i = 0; i < n->n_page; i++)
@@ -633,10 +627,23 @@ static const char *node_fault(const struct esp_prefix *p, const struct node *n)
             return "a free page in a node";
     if (n->has_checkpoint && n->slot != ESP_NO_SLOT && p->pools->slot_refs[n->slot] == 0)
         return "a free slot in a node";
+    return NULL;
+}
+
+static const char *node_fault(const struct esp_prefix *p, const struct node *n)
+{
+    if (!n->parent)
+        return n->child && end_of(n) == 0 ? NULL : "a root without children or with tokens";
+    if (n->len == 0 || n->start != end_of(n->parent) || n->ns != n->parent->ns)
+        return "a node that does not continue its parent";
+    if (!n->child && !n->has_checkpoint)
+        return "a leaf without checkpoint";
+    if (n->used > n->parent->used)
+        return "a node used later than its parent";
     for (const struct node *c = n->next; c; c = c->next)
         if (c->tokens[0] == n->tokens[0])
             return "siblings that begin alike";
-    return n->used <= n->parent->used ? NULL : "a node used later than its parent";
+    return share_fault(p, n);
 }
 
 bool esp_prefix_valid(const struct esp_prefix *p, const char **why)

@@ -25,8 +25,7 @@
 
 #include "text/template.h"
 
-/* ---- values
- * ------------------------------------------------------------------------------------------------------ */
+/* ---- values ---- */
 
 enum esp_jkind {
     ESP_JUNDEF, /* u.name: what was looked up, for messages; NULL when nobody knows */
@@ -149,8 +148,7 @@ struct esp_jmethod {
     struct esp_jv self;
 };
 
-/* ---- syntax tree
- * ------------------------------------------------------------------------------------------------- */
+/* ---- syntax tree ---- */
 
 enum esp_jnode_type {
     /* statements, linked by next */
@@ -225,8 +223,7 @@ enum esp_jop {
     ESP_JOP_NOTIN
 };
 
-/* ---- lexer
- * ------------------------------------------------------------------------------------------------------- */
+/* ---- lexer ---- */
 
 enum esp_jtoken_type {
     ESP_JT_EOF,
@@ -276,8 +273,7 @@ esp_status esp_jlex_next(struct esp_jlex *l, struct esp_jtoken *out);
 esp_status esp_jlex_fail(const struct esp_jlex *l, esp_status s, int line, const char *fmt, ...)
     __attribute__((format(printf, 4, 5)));
 
-/* ---- parser
- * ------------------------------------------------------------------------------------------------------ */
+/* ---- parser ---- */
 
 enum { ESP_JNAME_BUCKETS = 1024 };
 
@@ -333,8 +329,7 @@ esp_status esp_jparse_tuple(struct esp_jparser *p, unsigned flags, const char *e
 /* Filters "| a | b" as a chain without a head; *out is NULL when there are none. */
 esp_status esp_jparse_filters(struct esp_jparser *p, struct esp_jnode **out);
 
-/* ---- machine
- * ----------------------------------------------------------------------------------------------------- */
+/* ---- machine ---- */
 
 struct esp_jvar {
     struct esp_jvar *next;
@@ -409,8 +404,7 @@ const struct esp_jbuiltin *esp_jmethod_find(const struct esp_jv *self, const cha
 const struct esp_jbuiltin *esp_jbuiltin_find(const struct esp_jbuiltin *table, size_t n, const char *name,
                                              size_t len);
 
-/* ---- operations on values (jinja_value.c, jinja_ops.c, jinja_print.c)
- * --------------------------------------------- */
+/* ---- operations on values (jinja_value.c, jinja_ops.c, jinja_print.c) ---- */
 
 static inline struct esp_jv esp_jv_none(void)
 {

@@ -10,8 +10,7 @@
 
 #include <string.h>
 
-/* ---- expressions
- * ------------------------------------------------------------------------------------------------- */
+/* ---- expressions ---- */
 
 static esp_status eval(struct esp_jvm *vm, struct esp_jscope *sc, const struct esp_jnode *n,
                        struct esp_jv *out);
@@ -385,8 +384,7 @@ static esp_status eval(struct esp_jvm *vm, struct esp_jscope *sc, const struct e
     return ESP_OK;
 }
 
-/* ---- statements
- * -------------------------------------------------------------------------------------------------- */
+/* ---- statements ---- */
 
 enum { FLOW_BREAK = 1, FLOW_CONTINUE };
 

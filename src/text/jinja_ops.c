@@ -247,8 +247,7 @@ esp_status esp_jv_compare(struct esp_jvm *vm, int op, const struct esp_jv *a, co
     }
 }
 
-/* ---- attributes and subscripts
- * ----------------------------------------------------------------------------------- */
+/* ---- attributes and subscripts ---- */
 
 static esp_status loop_attr(struct esp_jvm *vm, const struct esp_jloop *l, const char *name,
                             struct esp_jv *out)

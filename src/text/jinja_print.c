@@ -214,8 +214,7 @@ esp_status esp_jv_str(struct esp_jvm *vm, const struct esp_jv *v, struct esp_jv 
     return esp_jbuf_finish(vm, b, out);
 }
 
-/* ---- JSON
- * -------------------------------------------------------------------------------------------------------- */
+/* ---- JSON ---- */
 
 static void json_escape(uint32_t cp, bool ascii, char out[16])
 {

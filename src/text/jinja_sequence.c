@@ -8,8 +8,7 @@
 
 #include <string.h>
 
-/* ---- attribute paths: "a.b.0"
- * ------------------------------------------------------------------------------------ */
+/* ---- attribute paths: "a.b.0" ---- */
 
 /* v.path, where path is a string of names and numbers with dots, or an integer; fallback (or NULL) stands in
  * for each part that is missing. */
@@ -75,8 +74,7 @@ static bool flag(const struct esp_jcall *c, int i)
     return c->given[i] && esp_jv_truth(&c->arg[i]);
 }
 
-/* ---- picking
- * ----------------------------------------------------------------------------------------------------- */
+/* ---- picking ---- */
 
 static esp_status list_of(struct esp_jvm *vm, const struct esp_jcall *c, struct esp_jv *out)
 {
@@ -143,8 +141,7 @@ static esp_status join(struct esp_jvm *vm, const struct esp_jcall *c, struct esp
     return esp_jbuf_finish(vm, b, out);
 }
 
-/* ---- map, select, reject
- * ----------------------------------------------------------------------------------------- */
+/* ---- map, select, reject ---- */
 
 static esp_status text_arg(struct esp_jvm *vm, const struct esp_jcall *c, size_t i, const char *what,
                            const char **out)
@@ -252,8 +249,7 @@ static esp_status rejectattr(struct esp_jvm *vm, const struct esp_jcall *c, stru
     return choose(vm, c, 1, false, out);
 }
 
-/* ---- order
- * ------------------------------------------------------------------------------------------------------- */
+/* ---- order ---- */
 
 /* Stable merge sort of `at` by keys, bottom up. */
 static esp_status sort_by(struct esp_jvm *vm, const struct esp_jv *keys, size_t n, bool down, uint32_t *at)

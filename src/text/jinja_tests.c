@@ -264,8 +264,7 @@ const struct esp_jbuiltin *esp_jtest_find(const char *name)
     return esp_jbuiltin_find(table, sizeof table / sizeof table[0], name, strlen(name));
 }
 
-/* ---- functions
- * --------------------------------------------------------------------------------------------------- */
+/* ---- functions ---- */
 
 static esp_status fn_range(struct esp_jvm *vm, const struct esp_jcall *c, struct esp_jv *out)
 {

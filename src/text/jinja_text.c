@@ -13,8 +13,7 @@
 
 #include "base/utf8.h"
 
-/* ---- stripping
- * --------------------------------------------------------------------------------------------------- */
+/* ---- stripping ---- */
 
 enum { STRIP_LEFT = 1, STRIP_RIGHT = 2 };
 
@@ -75,8 +74,7 @@ static esp_status strip_right(struct esp_jvm *vm, const struct esp_jcall *c, str
     return strip(vm, c, STRIP_RIGHT, out);
 }
 
-/* ---- case
- * -------------------------------------------------------------------------------------------------------- */
+/* ---- case ---- */
 
 /* Add one character of s, mapped: 'u' upper, 'l' lower, 't' title. */
 static esp_status add_mapped(struct esp_jvm *vm, struct esp_jbuf *b, const struct esp_jstr *s, size_t at,
@@ -176,8 +174,7 @@ static esp_status title_method(struct esp_jvm *vm, const struct esp_jcall *c, st
     return change_case(vm, c, CASE_TITLE_METHOD, out);
 }
 
-/* ---- searching
- * --------------------------------------------------------------------------------------------------- */
+/* ---- searching ---- */
 
 static esp_status need_str(struct esp_jvm *vm, const struct esp_jcall *c, int i, const struct esp_jstr **out)
 {
@@ -296,8 +293,7 @@ static esp_status replace(struct esp_jvm *vm, const struct esp_jcall *c, struct 
     return esp_jbuf_finish(vm, b, out);
 }
 
-/* ---- splitting and joining
- * --------------------------------------------------------------------------------------- */
+/* ---- splitting and joining ---- */
 
 static esp_status add_piece(struct esp_jvm *vm, struct esp_jlist *l, const struct esp_jstr *s, size_t from,
                             size_t to)
@@ -485,8 +481,7 @@ static esp_status removesuffix(struct esp_jvm *vm, const struct esp_jcall *c, st
     return remove_affix(vm, c, true, out);
 }
 
-/* ---- filters of their own
- * ---------------------------------------------------------------------------------------- */
+/* ---- filters of their own ---- */
 
 static esp_status escape(struct esp_jvm *vm, const struct esp_jcall *c, struct esp_jv *out)
 {

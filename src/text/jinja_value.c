@@ -74,8 +74,7 @@ esp_status esp_jv_undefined_error(struct esp_jvm *vm, const struct esp_jv *v)
     return esp_jvm_fail(vm, ESP_EINVAL, "'%s' is undefined", v->u.name ? v->u.name : "value");
 }
 
-/* ---- lists
- * ------------------------------------------------------------------------------------------------------- */
+/* ---- lists ---- */
 
 esp_status esp_jlist_new(struct esp_jvm *vm, size_t cap, enum esp_jform form, struct esp_jv *out)
 {
@@ -157,8 +156,7 @@ esp_status esp_jv_iterate(struct esp_jvm *vm, const struct esp_jv *v, const stru
     }
 }
 
-/* ---- dictionaries
- * ------------------------------------------------------------------------------------------------ */
+/* ---- dictionaries ---- */
 
 static uint64_t hash_bytes(uint64_t h, const void *p, size_t n)
 {
@@ -307,8 +305,7 @@ esp_status esp_jdict_remove(struct esp_jvm *vm, struct esp_jdict *d, size_t at)
     return reindex(vm, d, d->index_cap);
 }
 
-/* ---- from JSON
- * --------------------------------------------------------------------------------------------------- */
+/* ---- from JSON ---- */
 
 static esp_status list_from_json(struct esp_jvm *vm, const json_t *j, bool trusted, unsigned depth,
                                  struct esp_jv *out)
@@ -368,8 +365,7 @@ esp_status esp_jv_from_json(struct esp_jvm *vm, const json_t *j, bool trusted, u
     }
 }
 
-/* ---- comparison
- * -------------------------------------------------------------------------------------------------- */
+/* ---- comparison ---- */
 
 static esp_status equal_lists(struct esp_jvm *vm, const struct esp_jlist *a, const struct esp_jlist *b,
                               bool *out)

@@ -12,8 +12,7 @@
 
 #include "base/mem.h"
 
-/* ---- services
- * ---------------------------------------------------------------------------------------------------- */
+/* ---- services ---- */
 
 esp_status esp_jvm_fail(struct esp_jvm *vm, esp_status s, const char *fmt, ...)
 {
@@ -108,8 +107,7 @@ esp_status esp_jvm_emit(struct esp_jvm *vm, const char *p, size_t len, const uin
     return ESP_OK;
 }
 
-/* ---- variables
- * --------------------------------------------------------------------------------------------------- */
+/* ---- variables ---- */
 
 esp_status esp_jvm_set(struct esp_jvm *vm, struct esp_jscope *sc, const char *name, struct esp_jv v)
 {

@@ -309,13 +309,36 @@ static void test_missing_model(void **state)
     assert_null(m);
 }
 
+/* A shape without weights takes no memory worth speaking of, is planned for like one with them, and is not
+ * run. */
+static void test_shape_only(void **state)
+{
+    const esp_model_opts shape = {.shape_only = true};
+    struct esp_memory_plan p;
+    esp_model *m = NULL;
+    esp_engine *g = NULL;
+    esp_model_info info;
+    esp_error err;
+
+    (void)state;
+    test_ok(esp_model_synthetic(&m, "qwen3.5-27b", "bf16", 1, &shape, &err), &err);
+    esp_model_describe(m, &info);
+    assert_true(info.weight_bytes > 50000000000u);
+    test_ok(esp_engine_plan(m, NULL, &p, &err), &err);
+    assert_int_equal(p.weights, info.weight_bytes);
+    test_refused(esp_engine_open(&g, m, NULL, &err), ESP_ESTATE, &err, "shape_only");
+    esp_model_close(m);
+    m = NULL;
+    test_refused(esp_model_open(&m, test_path("models/demo"), &shape, &err), ESP_EINVAL, &err, "shape_only");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_options),       cmocka_unit_test(test_sequence_calls),
-        cmocka_unit_test(test_ends),          cmocka_unit_test(test_full_pool),
-        cmocka_unit_test(test_nan_row),       cmocka_unit_test(test_missing_model),
-        cmocka_unit_test(test_out_of_memory),
+        cmocka_unit_test(test_shape_only),     cmocka_unit_test(test_options),
+        cmocka_unit_test(test_sequence_calls), cmocka_unit_test(test_ends),
+        cmocka_unit_test(test_full_pool),      cmocka_unit_test(test_nan_row),
+        cmocka_unit_test(test_missing_model),  cmocka_unit_test(test_out_of_memory),
     };
     esp_error err;
     int failed;

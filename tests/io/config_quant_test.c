@@ -101,8 +101,7 @@ static void test_precedence(void **state)
     esp_config_free(&c);
 }
 
-/* ---- tensors
- * ----------------------------------------------------------------------------------------------------- */
+/* ---- tensors ---- */
 
 static struct esp_st_file *file;
 

@@ -396,15 +396,23 @@ static void bench_product(struct kc *kc, struct job *j, const struct shape *s, u
     kc_end(kc);
 }
 
-/* Codes that stay in the second-level cache, as the speed of decoding is the question. */
+/* Codes that stay in the second-level cache, as the speed of decoding is the question; and one pair beyond
+ * it. */
 static void bench(struct kc *kc, struct job *j)
 {
+    static const struct shape far1 = {5120, 8192, 1, false}, far0 = {17408, 2560, 0, false},
+                              far0_pairs = {17408, 2560, 0, true};
     static const struct shape along1 = {4096, 512, 1, false}, along0 = {2048, 1024, 0, false};
     static const uint32_t rows[] = {1, 2, 8, 64};
 
     for (size_t i = 0; i < (kc->below ? 4 : 1); i++) {
         bench_product(kc, j, &along1, rows[i]);
         bench_product(kc, j, &along0, rows[i]);
+    }
+    if (j->format == ESP_FORMAT_TRELLIS3 && kc->below) {
+        bench_product(kc, j, &far1, 1);
+        bench_product(kc, j, &far0, 1);
+        bench_product(kc, j, &far0_pairs, 1);
     }
 }
 

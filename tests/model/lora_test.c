@@ -126,6 +126,7 @@ static void test_mixed_batch(void **state)
             seqs[i].n_lora = i;
             seqs[i].lora[0] = &one->set;
             seqs[i].lora[1] = &half->set;
+            seqs[i].lora_scale[0] = seqs[i].lora_scale[1] = 1.0f;
             for (uint32_t j = 0; j < n[i]; j++, b.n_tok++) {
                 ids[b.n_tok] = (int32_t)((i + 3) * (j + 7) * 31 % V);
                 pos[b.n_tok][0] = pos[b.n_tok][1] = pos[b.n_tok][2] = (int32_t)j;
@@ -176,13 +177,13 @@ static void test_refusals(void **state)
     esp_error err;
 
     (void)state;
-    test_refused(esp_adapter_open(&f, test_path("tests/data/cases/lora/dora"), &err), ESP_EUNSUPPORTED, &err,
-                 "DoRA");
-    test_refused(esp_adapter_open(&f, test_path("tests/data/cases/lora/alpha_missing"), &err), ESP_EFORMAT,
-                 &err, "lora_alpha");
-    test_refused(esp_adapter_open(&f, test_path("tests/data/cases/lora/missing_b"), &err), ESP_EFORMAT, &err,
-                 "lora_B");
-    test_refused(esp_adapter_open(&f, test_path("models/demo"), &err), ESP_ENOTFOUND, &err,
+    test_refused(esp_adapter_file_open(&f, test_path("tests/data/cases/lora/dora"), &err), ESP_EUNSUPPORTED,
+                 &err, "DoRA");
+    test_refused(esp_adapter_file_open(&f, test_path("tests/data/cases/lora/alpha_missing"), &err),
+                 ESP_EFORMAT, &err, "lora_alpha");
+    test_refused(esp_adapter_file_open(&f, test_path("tests/data/cases/lora/missing_b"), &err), ESP_EFORMAT,
+                 &err, "lora_B");
+    test_refused(esp_adapter_file_open(&f, test_path("models/demo"), &err), ESP_ENOTFOUND, &err,
                  "adapter_model.safetensors");
     open_demo(1);
     test_refused(esp_lora_load(&l, net.net, test_path("tests/data/cases/lora/no_target_matches"), 1, &err),
@@ -205,13 +206,13 @@ static void test_rslora_scale(void **state)
     esp_error err;
 
     (void)state;
-    test_ok(esp_adapter_open(&f, test_path("tests/data/cases/lora/rslora"), &err), &err);
+    test_ok(esp_adapter_file_open(&f, test_path("tests/data/cases/lora/rslora"), &err), &err);
     assert_int_equal(f->n, 1);
     assert_true(esp_adapter_scale_of(f, f->pairs[0].module, 4) == 4.0);
-    esp_adapter_close(f);
-    test_ok(esp_adapter_open(&f, test_path("models/demo-lora-caps"), &err), &err);
+    esp_adapter_file_close(f);
+    test_ok(esp_adapter_file_open(&f, test_path("models/demo-lora-caps"), &err), &err);
     assert_true(esp_adapter_scale_of(f, f->pairs[0].module, 8) == 2.0);
-    esp_adapter_close(f);
+    esp_adapter_file_close(f);
 }
 
 static const char *write_adapter(const char *config)
@@ -255,12 +256,12 @@ static void test_config_forms(void **state)
 
     (void)state;
     for (size_t i = 0; i < sizeof good / sizeof good[0]; i++) {
-        test_ok(esp_adapter_open(&f, write_adapter(good[i].config), &err), &err);
+        test_ok(esp_adapter_file_open(&f, write_adapter(good[i].config), &err), &err);
         assert_true(fabs(esp_adapter_scale_of(f, good[i].module, 8) - good[i].scale) < 1e-12);
-        esp_adapter_close(f);
+        esp_adapter_file_close(f);
     }
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
-        esp_status s = esp_adapter_open(&f, write_adapter(bad[i].config), &err);
+        esp_status s = esp_adapter_file_open(&f, write_adapter(bad[i].config), &err);
 
         assert_true(s == ESP_EFORMAT || s == ESP_EUNSUPPORTED);
         if (!strstr(err.message, bad[i].part))

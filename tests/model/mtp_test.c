@@ -124,11 +124,13 @@ static uint32_t argmax(const float *x)
 /* Draft row i predicts what the trunk predicts at i + 1. */
 static void test_agreement(void **state)
 {
-    uint32_t rows, cols, n_row = test_level() == ESP_CPU_REF ? 1 : 16, same = 0, all = 0;
+    uint32_t rows, cols, n_row = 64, same = 0, all = 0;
     int32_t *ids = test_npy(test_path("models/demo-golden/val.npy"), &rows, &cols);
     double rate;
 
     (void)state;
+    if (test_level() == ESP_CPU_REF)
+        skip(); /* the figure is over all rows; the scalar reference takes minutes for them */
     for (uint32_t r = 0; r < n_row; r++) {
         run(ids + (size_t)r * cols, cols);
         for (uint32_t i = 0; i + 1 < cols; i++, all++)
@@ -137,7 +139,7 @@ static void test_agreement(void **state)
     rate = (double)same / all;
     printf("agreement of the first draft: %.4f over %u positions\n", rate, all);
     free(ids);
-    assert_true(fabs(rate - 0.6014) < (n_row > 1 ? 0.01 : 0.05));
+    assert_true(fabs(rate - 0.6014) < 0.002);
 }
 
 int main(void)

@@ -186,6 +186,10 @@ static void test_bench(void **state)
     run_code(&r, 7);
     run_says(&r, "slower");
     run_free(&r);
+    r = RUN(NULL, P, "bench", M, "-p", "16", "-n", "0", "-r", "1", "--baseline", "no/such/file");
+    run_code(&r, 3);
+    run_silent(&r); /* found out before anything was measured */
+    run_free(&r);
     r = RUN(NULL, P, "bench", M, "-p", "17", "-n", "0", "-r", "1", "--baseline", slow);
     run_code(&r, 3);
     run_says(&r, "nothing could be compared");

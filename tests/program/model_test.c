@@ -172,7 +172,7 @@ static const char *copy_with(const char *cmd)
     static char dir[256], line[1024];
 
     snprintf(dir, sizeof dir, "%s/m", test_tmpdir());
-    snprintf(line, sizeof line, "cp -r %s %s && cd %s && %s", M, dir, dir, cmd);
+    snprintf(line, sizeof line, "rm -rf %s && cp -r %s %s && cd %s && %s", dir, M, dir, dir, cmd);
     assert_int_equal(system(line), 0);
     return dir;
 }
@@ -198,10 +198,52 @@ static void test_damage(void **state)
     run_code(&r, 3);
     run_silent(&r);
     run_free(&r);
+    r = RUN(NULL, P, "run", copy_with("rm tokenizer.json && ln -s tokenizer.json tokenizer.json"), "hi");
+    run_code(&r, 3);
+    run_says(&r, "m/tokenizer.json");
+    run_free(&r);
+    r = RUN(NULL, P, "run", copy_with("echo '{' >tokenizer_config.json"), "hi");
+    run_code(&r, 3);
+    run_says(&r, "m/tokenizer_config.json: invalid JSON");
+    run_free(&r);
+    /* every weight of a shard NaN: found while binding the norms */
+    r = RUN(
+        NULL, P, "run",
+        copy_with(
+            "size=$(stat -c %s model-00002-of-00002.safetensors); "
+            "yes | tr 'y\\n' '\\377\\177' | head -c 7000000 | dd of=model-00002-of-00002.safetensors bs=1M "
+            "iflag=fullblock oflag=seek_bytes seek=$((size - 7000000)) conv=notrunc 2>/dev/null"),
+        "hi");
+    run_code(&r, 3);
+    run_says(&r, "is not finite");
+    run_free(&r);
+    r = RUN(NULL, P, "run", copy_with("echo >chat_template.jinja"), "hi");
+    run_code(&r, 3);
+    run_says(&r, "no tokens");
+    run_free(&r);
     r = RUN(NULL, P, "run", copy_with("echo '{' >config.json"), "hi", "--json");
     run_code(&r, 3);
     json_decref(run_json(&r, 0));
     run_free(&r);
+}
+
+/* "do_sample": false is the model's wish to be greedy; a flag still wins. */
+static void test_models_defaults(void **state)
+{
+    const char *dir =
+        copy_with("echo '{\"do_sample\": false, \"temperature\": 1.5}' >generation_config.json");
+    struct run a = RUN(NULL, P, "generate", dir, "-p", "Once upon a time", "-n", "24", "-s", "1"),
+               b = RUN(NULL, P, "generate", M, "-p", "Once upon a time", "-n", "24", "--temperature", "0"),
+               c = RUN(NULL, P, "generate", dir, "-p", "Once upon a time", "-n", "24", "-s", "1", "--temp",
+                       "5");
+
+    (void)state;
+    run_code(&a, 0);
+    assert_string_equal(a.out, b.out);
+    assert_string_not_equal(a.out, c.out);
+    run_free(&a);
+    run_free(&b);
+    run_free(&c);
 }
 
 static void test_fit_and_budget(void **state)
@@ -244,11 +286,11 @@ static void test_bench_rows(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_answers),    cmocka_unit_test(test_greedy),
-        cmocka_unit_test(test_tokens),     cmocka_unit_test(test_round_trip),
-        cmocka_unit_test(test_perplexity), cmocka_unit_test(test_inspect),
-        cmocka_unit_test(test_damage),     cmocka_unit_test(test_fit_and_budget),
-        cmocka_unit_test(test_bench_rows),
+        cmocka_unit_test(test_answers),        cmocka_unit_test(test_greedy),
+        cmocka_unit_test(test_tokens),         cmocka_unit_test(test_round_trip),
+        cmocka_unit_test(test_perplexity),     cmocka_unit_test(test_inspect),
+        cmocka_unit_test(test_damage),         cmocka_unit_test(test_models_defaults),
+        cmocka_unit_test(test_fit_and_budget), cmocka_unit_test(test_bench_rows),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

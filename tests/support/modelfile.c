@@ -63,8 +63,7 @@ struct naive_shape mf_shape(void)
                                 .theta = 10000};
 }
 
-/* ---- weights in memory
- * -------------------------------------------------------------------------------------------- */
+/* ---- weights in memory ---- */
 
 struct maker {
     struct mf_model *m;
@@ -185,8 +184,7 @@ void mf_free(struct mf_model *m)
     memset(m, 0, sizeof *m);
 }
 
-/* ---- tensors as stored
- * -------------------------------------------------------------------------------------------- */
+/* ---- tensors as stored ---- */
 
 static struct entry *add_entry(struct entries *es, const char *name, enum esp_dtype dtype, uint64_t rows,
                                uint64_t cols)
@@ -322,8 +320,7 @@ static void add_tensor(struct entries *es, struct mf_tensor *t, const struct mf_
     }
 }
 
-/* ---- files
- * -------------------------------------------------------------------------------------------------------- */
+/* ---- files ---- */
 
 static void write_shard(const struct entries *es, const char *path, uint32_t shard, uint32_t n_shard)
 {

@@ -92,6 +92,8 @@ void test_net_run(struct test_net *t, struct esp_state *s, const int32_t *ids, u
         test_ok(esp_state_begin(s, m, ESP_PASS_WRITE, &seq, &err), &err);
         seq.n_lora = t->n_lora;
         memcpy(seq.lora, t->lora, sizeof seq.lora);
+        for (uint32_t j = 0; j < ESP_LORA_STACK; j++)
+            seq.lora_scale[j] = 1.0f;
         test_ok(t->dev->ops->run(t->plan, &b, &err), &err);
         test_ok(t->dev->ops->wait(t->dev, &err), &err);
         test_ok(esp_state_commit(s, m, &err), &err);

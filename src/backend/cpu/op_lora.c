@@ -20,6 +20,7 @@ struct site { /* one adapter of one sequence beside one product */
     const struct esp_batch_seq *s;
     const struct linear *l;
     const struct esp_lora_pair *pair;
+    float scale;
     float *t; /* [n_tok][rank] */
 };
 
@@ -35,7 +36,10 @@ static bool site_at(const struct esp_plan *p, const struct step *s, uint32_t lev
     out->l = &p->linears[s->first_linear + product];
     out->pair = esp_lora_find(out->s->lora[level], out->l->op->w);
     out->t = plan_lora(p) + ((size_t)product * p->opts.max_tok + out->s->tok0) * p->opts.max_rank;
-    return out->pair != NULL;
+    if (!out->pair)
+        return false;
+    out->scale = out->pair->scale * out->s->lora_scale[level];
+    return true;
 }
 
 static void shrink(const struct esp_plan *p, const struct site *x, uint32_t r0)
@@ -59,7 +63,7 @@ static void expand(const struct thread *t, const struct site *x, uint32_t r0, ui
         float *y = plan_value(t->p, x->l->op->out) + (size_t)(x->s->tok0 + r0 + r) * n_out + o0;
 
         for (uint32_t o = 0; o < m; o++)
-            y[o] += x->pair->scale * t->scratch[(size_t)r * m + o];
+            y[o] += x->scale * t->scratch[(size_t)r * m + o];
     }
 }
 

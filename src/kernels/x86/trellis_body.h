@@ -27,7 +27,7 @@ enum {
     T_OUTS = 16,                   /* outputs of a buffered tile along axis 1 */
     T_RUN = 32,                    /* inputs along axis 0 summed in f32 before they meet the output */
     T_EXTRA = 16,                  /* bytes of its start behind the copy of a block */
-    T_AHEAD = 12,                  /* stored rows along axis 0 asked for ahead of use */
+    T_AHEAD = 64,                  /* stored rows along axis 0 asked for ahead of use */
 };
 
 /* A call: its arguments, and the constants of its k. */
@@ -141,9 +141,16 @@ V_INLINE void one1(int k, int fast, const struct t_call *c)
             const uint8_t *block[4];
             __m128i sum;
 
-            for (uint32_t i = 0; i < 4; i++) /* past the end the last one again */
-                block[i] = t_extend(
-                    k, w->codes + (o + (i < n ? i : n - 1)) * w->row_bytes + b * 32 * (size_t)k, copy[i]);
+            for (uint32_t i = 0; i < 4; i++) { /* past the end the last one again */
+                const uint8_t *from =
+                    w->codes + (o + (i < n ? i : n - 1)) * w->row_bytes + b * 32 * (size_t)k;
+
+                /* the same block of the next four: rows are short, streams of one row would start cold */
+                _mm_prefetch((const char *)((uintptr_t)from + 4 * w->row_bytes), _MM_HINT_T0);
+                if (k > 2)
+                    _mm_prefetch((const char *)((uintptr_t)from + 4 * w->row_bytes + 64), _MM_HINT_T0);
+                block[i] = t_extend(k, from, copy[i]);
+            }
             sum = one1_block(k, fast, &win, block, row.v + b * T_BLOCK);
             acc = t_add4(_mm_sub_epi32(sum, _mm_set1_epi32(row.sum[b])), row.s[b], acc);
         }

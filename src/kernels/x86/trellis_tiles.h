@@ -233,11 +233,15 @@ V_INLINE void tile0(int ints, int n_row, const struct t_call *c, uint32_t r, siz
 
     for (int i = 0; i < n_row; i++) {
         const uint8_t *row = c->act + (r + (uint32_t)i) * c->act_bytes;
-        const struct t_row q = t_row_at(row, c->w->n_in);
 
-        v[i] = q.v + i0;
-        s[i] = ints ? q.s[i0 / T_BLOCK] : 1.0f;
-        z[i] = (const float *)(const void *)row + i0;
+        if (ints) {
+            const struct t_row q = t_row_at(row, c->w->n_in);
+
+            v[i] = q.v + i0;
+            s[i] = q.s[i0 / T_BLOCK];
+        } else {
+            z[i] = (const float *)(const void *)row + i0;
+        }
     }
     if (ints)
         tile0_int(n_row, values, n, v, sum);
