@@ -18,6 +18,7 @@ struct esp_session {
     char *path;        /* of the model; NULL for synthetic ones */
     const char *shown; /* how the model is called in output */
     esp_model *model;
+    esp_model *draft; /* of --spec draft:MODEL, or NULL */
     esp_model_info info;
     esp_engine *engine; /* NULL until esp_session_engine() */
     esp_engine_opts engine_opts;
