@@ -17,7 +17,7 @@
 
 #include "base/mem.h"
 
-enum { LAG = 15 }; /* hidden rows that may wait */
+enum { LAG = 31 }; /* hidden rows that may wait */
 
 struct mtp {
     struct esp_plan *plan;

@@ -9,6 +9,7 @@
 #include "engine/spec.h"
 
 #include <string.h>
+#include <time.h>
 
 #include "base/limits.h"
 #include "base/mem.h"
@@ -22,11 +23,11 @@ enum {
     LONGEST_WAIT = 512
 };
 
-static const double prior_right = 3, prior_wrong = 2; /* of the counts: P = 0.6 to begin with */
-static const double decay = 0.85;                     /* of the counts, by round */
-static const double least_gain = 1.03;                /* below it drafts are not worth the noise */
-static const double row_cost = 0.05;                  /* of a step, by row, until measured */
-static const double draft_cost = 0.05;                /* of a step, by draft, until measured */
+static const double first_right = 3, first_wrong = 2; /* counts to begin with: P = 0.6 */
+static const double decay = 0.9;                      /* of the counts, by round */
+static const double least_gain = 1.05; /* below it drafts are not worth the noise, nor sampling's own time */
+static const double row_cost = 0.05;   /* of a step, by row, until measured */
+static const double draft_cost = 0.05; /* of a step, by draft, until measured */
 
 /* ---- options and memory ---- */
 
@@ -155,7 +156,8 @@ void esp_spec_arm(struct esp_seq *s)
     struct esp_spec_seq *x = &s->spec;
 
     x->want = x->n = 0;
-    x->right = x->wrong = 0;
+    x->right = first_right;
+    x->wrong = first_wrong;
     x->wait = 0;
     x->next_wait = FIRST_WAIT;
     x->off = s->opts.no_spec;
@@ -163,32 +165,57 @@ void esp_spec_arm(struct esp_seq *s)
 
 /* ---- depth ---- */
 
-/* Follows what is usual and not what was delayed: a fast sample counts more than a slow one. */
+double esp_spec_now(const struct esp_engine *g)
+{
+    struct timespec t;
+
+    if (strcmp(g->dev->ops->name, "cpu") != 0)
+        return esp_engine_now();
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+/* Follows what is usual and not what was delayed: a fast sample counts more than a slow one, a very slow one
+ * as four times the usual. */
 static void blend(double *mean, double sample)
 {
     if (*mean <= 0)
         *mean = sample;
+    else if (sample < *mean)
+        *mean += 0.3 * (sample - *mean);
     else
-        *mean += (sample < *mean ? 0.3 : 0.1) * (sample - *mean);
+        *mean += 0.1 * ((sample < 4 * *mean ? sample : 4 * *mean) - *mean);
+}
+
+/* Measured seconds of a step of n rows, or of more rows if that was faster: what is measured seldom is
+ * measured high, and more rows never cost less. 0: unknown, for more rows too. */
+static double measured(const struct esp_speculation *x, uint32_t n)
+{
+    double least = 0;
+
+    for (; n <= ESP_SPEC_CURVE; n++)
+        if (x->step_time[n] > 0 && (least <= 0 || x->step_time[n] < least))
+            least = x->step_time[n];
+    return least;
 }
 
 /* Seconds of a step of n rows: measured, else between or beyond what was. */
 static double step_time(const struct esp_speculation *x, uint32_t n)
 {
-    uint32_t a = n, b = n;
+    uint32_t a, b;
 
     n = n < ESP_SPEC_CURVE ? n : ESP_SPEC_CURVE;
-    if (x->step_time[n] > 0)
-        return x->step_time[n];
-    for (a = n - 1; a > 0 && x->step_time[a] <= 0; a--)
+    for (a = n; a > 0 && x->step_time[a] <= 0; a--)
         ;
-    for (b = n + 1; b <= ESP_SPEC_CURVE && x->step_time[b] <= 0; b++)
+    for (b = n; b <= ESP_SPEC_CURVE && x->step_time[b] <= 0; b++)
         ;
+    if (a == n)
+        return measured(x, n);
     if (a > 0 && b <= ESP_SPEC_CURVE)
-        return x->step_time[a] + (x->step_time[b] - x->step_time[a]) * (n - a) / (b - a);
+        return measured(x, a) + (measured(x, b) - measured(x, a)) * (n - a) / (b - a);
     if (a > 0)
-        return x->step_time[a] * (1 + row_cost * (n - a));
-    return b <= ESP_SPEC_CURVE ? x->step_time[b] / (1 + row_cost * (b - n)) : 1 + row_cost * n;
+        return measured(x, a) * (1 + row_cost * (n - a));
+    return b <= ESP_SPEC_CURVE ? measured(x, b) / (1 + row_cost * (b - n)) : 1 + row_cost * n;
 }
 
 static double draft_time(const struct esp_speculation *x)
@@ -226,7 +253,7 @@ static double rate(const struct esp_speculation *x, const struct outlook *o)
 static uint32_t deepest(const struct esp_speculation *x, const struct esp_seq *s, uint32_t limit,
                         struct outlook *o)
 {
-    double p = (s->spec.right + prior_right) / (s->spec.right + s->spec.wrong + prior_right + prior_wrong);
+    double p = s->spec.right / (s->spec.right + s->spec.wrong + 1); /* one wrong more: the counts are few */
     double base = rate(x, o), best_rate = base * least_gain, tokens = o->tokens, chance = 1;
     struct outlook best = *o;
     uint32_t k_best = 0;
@@ -293,7 +320,7 @@ void esp_spec_propose(struct esp_engine *g, struct esp_seq *const *rows, const s
                       uint32_t n)
 {
     struct esp_speculation *x = &g->spec;
-    double t0;
+    double t0, work;
     uint32_t n_ask = 0, longest = 0;
 
     for (uint32_t i = 0; i < n; i++)
@@ -303,15 +330,16 @@ void esp_spec_propose(struct esp_engine *g, struct esp_seq *const *rows, const s
     if (n_ask == 0)
         return;
     t0 = esp_engine_now();
+    work = esp_spec_now(g);
     x->drafter->propose(g, x->asks, n_ask);
-    t0 = esp_engine_now() - t0;
+    work = esp_spec_now(g) - work;
     for (uint32_t i = 0; i < n_ask; i++) {
         x->asks[i].seq->spec.n = x->asks[i].n;
         longest = x->asks[i].n > longest ? x->asks[i].n : longest;
     }
-    x->draft_seconds += t0;
+    x->draft_seconds += esp_engine_now() - t0;
     if (longest)
-        blend(&x->draft_time, t0 / longest);
+        blend(&x->draft_time, work / longest);
 }
 
 /* ---- experience ---- */

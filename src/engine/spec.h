@@ -35,7 +35,10 @@ void esp_spec_propose(struct esp_engine *g, struct esp_seq *const *rows, const s
                       uint32_t n);
 /* Of the drafts of s the first n_right were right; tried: so many were looked at. */
 void esp_spec_learn(struct esp_seq *s, uint32_t n_right, uint32_t n_tried);
-/* A step of n rows without prompt tokens took dt seconds. */
+/* The clock of costs: on a CPU the time that this thread worked, which other programs' load does not change.
+ */
+double esp_spec_now(const struct esp_engine *g);
+/* A step of n rows without prompt tokens took dt seconds by it. */
 void esp_spec_measure(struct esp_engine *g, uint32_t n_rows, double dt);
 
 /* Events in the life of a state, for the drafter. */

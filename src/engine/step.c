@@ -350,7 +350,7 @@ static esp_status run(struct esp_engine *g, struct step *st, esp_error *err)
 {
     uint32_t n_single = st->n_tok[ESP_ROW_DECODE] + st->n_tok[ESP_ROW_VERIFY],
              n_prompt = st->batch.n_tok - n_single;
-    double t0 = esp_engine_now(), dt;
+    double t0 = esp_engine_now(), work0 = esp_spec_now(g), dt;
     esp_status s = g->dev->ops->run(g->plan, &st->batch, err);
 
     if (s == ESP_OK)
@@ -363,7 +363,7 @@ static esp_status run(struct esp_engine *g, struct step *st, esp_error *err)
     dt = esp_engine_now() - t0;
     esp_engine_measure(g, n_single, n_prompt, dt);
     if (n_prompt == 0)
-        esp_spec_measure(g, n_single, dt);
+        esp_spec_measure(g, n_single, esp_spec_now(g) - work0);
     g->stats.steps++;
     g->stats.prompt_tokens += n_prompt;
     g->stats.generate_seconds += dt * n_single / st->batch.n_tok;
