@@ -17,12 +17,17 @@
 
 #include "base/mem.h"
 
-enum { LAG = 31 }; /* hidden rows that may wait */
+enum {
+    LAG = 31, /* hidden rows that may wait */
+    ALONG = 2 /* of them may go along with a first draft; more are cheaper without their predictions */
+};
 
 struct mtp {
-    struct esp_plan *plan;
+    struct esp_plan *plan; /* of drafts */
+    struct esp_plan *keys; /* of other rows */
     struct esp_draft_batch batch;
-    float *input, *hidden; /* [cap_tok][width] */
+    float *input;  /* [cap_tok][width] */
+    float *hidden; /* [rows of a draft run][width] */
     uint32_t width;
     uint32_t *rows; /* [max rows] where each ask's last output lies */
 };
@@ -52,14 +57,26 @@ static uint32_t cap_tokens(const esp_engine_opts *o)
     return o->chunk > lagging ? o->chunk : lagging;
 }
 
-static struct esp_plan_opts plan_opts(const struct esp_plan_opts *trunk, const esp_engine_opts *o)
+static struct esp_plan_opts plan_opts(const struct esp_plan_opts *trunk, const esp_engine_opts *o,
+                                      uint32_t max_tok)
 {
     struct esp_plan_opts p = *trunk;
 
-    p.max_tok = cap_tokens(o);
+    p.max_tok = max_tok;
     p.max_out = p.max_seq = o->rows;
     p.max_rank = 0;
     return p;
+}
+
+/* The two plans' options. */
+static esp_status both_opts(const struct esp_model *m, const esp_engine_opts *o,
+                            struct esp_engine_shape *shape, struct esp_plan_opts *drafts,
+                            struct esp_plan_opts *keys, esp_error *err)
+{
+    ESP_TRY(esp_engine_shape(m, o, shape, err));
+    *drafts = plan_opts(&shape->plan, o, o->rows * (ALONG + 1));
+    *keys = plan_opts(&shape->plan, o, cap_tokens(o));
+    return ESP_OK;
 }
 
 static esp_status bytes(const struct esp_model *m, const esp_engine_opts *o, struct esp_dev *dev,
@@ -67,15 +84,15 @@ static esp_status bytes(const struct esp_model *m, const esp_engine_opts *o, str
 {
     uint64_t row = (uint64_t)m->net->config.hidden * sizeof(float);
     struct esp_engine_shape shape;
-    struct esp_plan_opts p;
-    size_t scratch;
+    struct esp_plan_opts drafts, keys;
+    size_t a, b;
 
-    ESP_TRY(esp_engine_shape(m, o, &shape, err));
-    p = plan_opts(&shape.plan, o);
-    ESP_TRY(dev->ops->plan_bytes(dev, &m->net->mtp, &shape.layout, &p, &scratch, err));
-    *out = scratch + esp_net_mtp_bytes(m->net) +
-           esp_draft_batch_bytes(cap_tokens(o), o->rows, m->net->mtp.n_vocab) + 2 * row * cap_tokens(o) +
-           o->max_seqs * ((LAG + 1) * row + sizeof(struct mtp_seq));
+    ESP_TRY(both_opts(m, o, &shape, &drafts, &keys, err));
+    ESP_TRY(dev->ops->plan_bytes(dev, &m->net->mtp, &shape.layout, &drafts, &a, err));
+    ESP_TRY(dev->ops->plan_bytes(dev, &m->net->mtp_keys, &shape.layout, &keys, &b, err));
+    *out = a + b + esp_net_mtp_bytes(m->net) +
+           esp_draft_batch_bytes(cap_tokens(o), o->rows, m->net->mtp.n_vocab) + row * cap_tokens(o) +
+           row * o->rows * (ALONG + 1) + o->max_seqs * ((LAG + 1) * row + sizeof(struct mtp_seq));
     return ESP_OK;
 }
 
@@ -85,6 +102,8 @@ static void close_mtp(struct esp_engine *g, void *data)
 
     if (m->plan)
         g->dev->ops->plan_free(m->plan);
+    if (m->keys)
+        g->dev->ops->plan_free(m->keys);
     esp_draft_batch_close(&m->batch);
     esp_free(m->input);
     esp_free(m->hidden);
@@ -97,15 +116,15 @@ static esp_status fill(struct mtp *m, struct esp_engine *g, esp_error *err)
     const struct esp_net *net = g->model->net;
     uint32_t cap = cap_tokens(&g->opts);
     struct esp_engine_shape shape;
-    struct esp_plan_opts p;
+    struct esp_plan_opts drafts, keys;
 
-    ESP_TRY(esp_engine_shape(g->model, &g->opts, &shape, err));
-    p = plan_opts(&shape.plan, &g->opts);
+    ESP_TRY(both_opts(g->model, &g->opts, &shape, &drafts, &keys, err));
     m->width = net->config.hidden;
-    ESP_TRY(g->dev->ops->compile(g->dev, &net->mtp, &g->pools->mem, &p, &m->plan, err));
+    ESP_TRY(g->dev->ops->compile(g->dev, &net->mtp, &g->pools->mem, &drafts, &m->plan, err));
+    ESP_TRY(g->dev->ops->compile(g->dev, &net->mtp_keys, &g->pools->mem, &keys, &m->keys, err));
     ESP_TRY(esp_draft_batch_open(&m->batch, cap, g->opts.rows, net->mtp.n_vocab, err));
     m->input = esp_alloc_array((size_t)cap * m->width, sizeof *m->input);
-    m->hidden = esp_alloc_array((size_t)cap * m->width, sizeof *m->hidden);
+    m->hidden = esp_alloc_array((size_t)g->opts.rows * (ALONG + 1) * m->width, sizeof *m->hidden);
     m->rows = esp_alloc_array(g->opts.rows, sizeof *m->rows);
     if (!m->input || !m->hidden || !m->rows)
         return esp_fail(err, ESP_ENOMEM, "draft layer: out of memory");
@@ -190,28 +209,26 @@ static const float *hidden_at(const struct mtp *m, const struct mtp_seq *x, uint
     return p < from ? x->last : fresh + (size_t)(p - from) * m->width;
 }
 
-/* Rows n_row .. end - 1 of the layer, all of whose tokens are known, without logits. */
-static void run_rows(const struct esp_seq *s, uint32_t end, uint32_t from, const float *fresh)
+/* Keys and values of rows n_row .. end - 1, all of whose tokens are known. */
+static void run_rows(const struct esp_seq *s, const uint32_t *pages, uint32_t end, uint32_t from,
+                     const float *fresh)
 {
     struct mtp *m = s->engine->spec.data;
     struct mtp_seq *x = s->spec.data;
-    struct esp_state_view v;
 
-    esp_state_peek(s->state, &v);
     for (uint32_t at = x->n_row; at < end && !x->broken;) {
         uint32_t n = end - at < m->batch.cap_tok ? end - at : m->batch.cap_tok;
         struct esp_batch_seq *q;
 
         esp_draft_batch_begin(&m->batch);
         q = esp_draft_batch_add(&m->batch, at, n);
-        q->pages = v.pages;
-        q->slot = q->slot_next = v.slot;
+        q->pages = pages;
         memcpy(m->batch.ids, s->tokens + at + 1, n * sizeof *m->batch.ids);
         for (uint32_t i = 0; i < n; i++)
             memcpy(m->input + (size_t)i * m->width, hidden_at(m, x, at + i, from, fresh),
                    m->width * sizeof(float));
         m->batch.b.input = m->input;
-        x->broken = esp_draft_batch_run(&m->batch, s->engine, m->plan, NULL) != ESP_OK;
+        x->broken = esp_draft_batch_run(&m->batch, s->engine, m->keys, NULL) != ESP_OK;
         at += n;
     }
     x->n_row = end;
@@ -227,8 +244,9 @@ static void advance(struct esp_seq *s, uint32_t from, uint32_t n, const float *h
 
     if (n == 0 || x->n != from) /* begin() of the pass has synced, so only a row that was given up differs */
         return;
+    esp_state_peek(s->state, &v);
     if (end > x->n_row + LAG) {
-        run_rows(s, end, from, hidden);
+        run_rows(s, v.pages, end, from, hidden);
     } else {
         for (uint32_t p = x->n_row + x->n_lag; p < end; p++) {
             memcpy(x->lag + (size_t)x->n_lag * m->width, hidden_at(m, x, p, from, hidden),
@@ -238,7 +256,7 @@ static void advance(struct esp_seq *s, uint32_t from, uint32_t n, const float *h
     }
     memcpy(x->last, hidden + (size_t)(n - 1) * m->width, m->width * sizeof(float));
     x->n = from + n;
-    esp_state_peek(s->state, &v); /* a pass owns its slot alone, and nothing has shared it since */
+    /* A pass owns its slot alone, and nothing has shared it since. */
     memcpy(tail_of(s->engine, v.slot), x->last, m->width * sizeof(float));
 }
 
@@ -250,10 +268,13 @@ static void begin(struct esp_seq *s, const struct esp_batch_seq *pass)
 static void settle(const struct esp_seq *s, uint32_t len)
 {
     struct mtp_seq *x = s->spec.data;
+    struct esp_state_view v;
 
     (void)len;
-    if (x->n == esp_state_length(s->state) && x->n_lag)
-        run_rows(s, x->n_row + x->n_lag, x->n, NULL);
+    if (x->n != esp_state_length(s->state) || x->n_lag == 0)
+        return;
+    esp_state_peek(s->state, &v);
+    run_rows(s, v.pages, x->n_row + x->n_lag, x->n, NULL);
 }
 
 static void forget(struct esp_seq *s)
@@ -278,6 +299,12 @@ static bool first(struct esp_engine *g, struct esp_draft_ask *asks, uint32_t n)
     struct mtp *m = g->spec.data;
     bool ok;
 
+    for (uint32_t i = 0; i < n; i++) {
+        const struct mtp_seq *x = asks[i].seq->spec.data;
+
+        if (x->n_lag > ALONG)
+            run_rows(asks[i].seq, asks[i].pass->pages, x->n_row + x->n_lag, x->n, NULL);
+    }
     esp_draft_batch_begin(&m->batch);
     for (uint32_t i = 0; i < n; i++) {
         struct mtp_seq *x = asks[i].seq->spec.data;

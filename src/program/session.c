@@ -117,11 +117,14 @@ static esp_status parse_spec(const struct esp_options *opt, esp_spec *kind, cons
                     text);
 }
 
+/* name NULL: there is none. */
 static esp_status open_draft(struct esp_session *s, const char *name, esp_model_opts mo, esp_error *err)
 {
     char *path;
     esp_status status;
 
+    if (!name)
+        return ESP_OK;
     ESP_TRY(esp_model_find(&path, name, err));
     mo.chat_template_file = NULL; /* only its logits are of interest */
     status = esp_model_open(&s->draft, path, &mo, err);
@@ -163,7 +166,7 @@ esp_status esp_session_open(struct esp_session *s, const struct esp_options *opt
             esp_say_detail("model: %s", s->path);
         status = esp_model_open(&s->model, s->path, &mo, err);
     }
-    if (status == ESP_OK && draft)
+    if (status == ESP_OK)
         status = open_draft(s, draft, mo, err);
     esp_progress_end(&s->progress);
     if (status == ESP_ENUMERIC ||
