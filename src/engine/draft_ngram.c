@@ -88,15 +88,16 @@ static void propose(struct esp_engine *g, struct esp_draft_ask *asks, uint32_t n
 
 static esp_status seq_open(struct esp_engine *g, void **data, esp_error *err)
 {
+    uint32_t n = table_size(g->opts.context);
     struct ngram *x = esp_alloc(sizeof *x);
 
     if (!x)
         return esp_fail(err, ESP_ENOMEM, "n-gram index: out of memory");
-    x->mask = table_size(g->opts.context) - 1;
-    x->ends = esp_alloc_array((size_t)x->mask + 1, sizeof *x->ends);
+    x->mask = n - 1;
+    x->ends = esp_alloc_array(n, sizeof *x->ends);
     if (!x->ends) {
         esp_free(x);
-        return esp_fail(err, ESP_ENOMEM, "n-gram index of %u entries: out of memory", x->mask + 1);
+        return esp_fail(err, ESP_ENOMEM, "n-gram index of %u entries: out of memory", n);
     }
     *data = x;
     return ESP_OK;
