@@ -11,7 +11,7 @@ foreach(module IN LISTS ESP_MODULES)
     pkg_check_modules(${variable} REQUIRED IMPORTED_TARGET ${module})
     target_link_libraries(espalier_dependencies INTERFACE PkgConfig::${variable})
 endforeach()
-target_link_libraries(espalier_dependencies INTERFACE Threads::Threads m)
+target_link_libraries(espalier_dependencies INTERFACE Threads::Threads m ${CMAKE_DL_LIBS})
 
 # The program alone: line editing.
 pkg_check_modules(LIBEDIT IMPORTED_TARGET libedit)

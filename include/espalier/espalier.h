@@ -186,7 +186,8 @@ typedef struct esp_engine_opts {
     float spec_min_rate;    /* a row stops drafting when a smaller share of its drafts was right; 0: never */
     bool spec_always;       /* draft spec_tokens in every step, whether it pays or not; for measurements */
     esp_model *draft_model; /* ESP_SPEC_DRAFT: must outlive the engine */
-    uint32_t max_rank; /* largest rank of adapters that sequences may use, at most 1024; 0: no adapters */
+    uint32_t max_rank;  /* largest rank of adapters that sequences may use, at most 1024; 0: no adapters */
+    const char *device; /* "cpu", "cuda" or "cuda:N"; NULL: cpu. ESP_EDEVICE says what a CUDA device lacks */
 } esp_engine_opts;
 
 /* Bytes an engine will take, computed without allocating anything; esp_engine_open() uses the same plan. */

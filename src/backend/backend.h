@@ -61,9 +61,12 @@ struct esp_backend_ops {
     void (*free)(struct esp_buf *b);
     /* Equal sizes; ordered after earlier runs and before later ones. */
     esp_status (*copy)(struct esp_span dst, struct esp_span src, esp_error *err);
+    /* Every byte of dst becomes value; ordered like copy. */
+    esp_status (*fill)(struct esp_span dst, uint8_t value, esp_error *err);
     /* Whether the device can run an op with this weight. */
     bool (*can)(const struct esp_dev *d, const struct esp_op *op);
-    /* Bytes that compile() will allocate, without allocating. */
+    /* Bytes that compile() will allocate, without allocating; copies of weights in device memory are not
+     * counted. */
     esp_status (*plan_bytes)(struct esp_dev *d, const struct esp_tape *t, const struct esp_layout *l,
                              const struct esp_plan_opts *o, size_t *bytes, esp_error *err);
     /* Tape, weights and pools must outlive the plan. */
@@ -84,6 +87,12 @@ struct esp_dev {
 
 /* The CPU at a level with n_thread threads. */
 esp_status esp_cpu_open(struct esp_dev **out, enum esp_cpu_level level, uint32_t n_thread, esp_error *err);
+/*
+ * CUDA device number `index` through espalier_cuda.so, which is looked for in $ESPALIER_CUDA_LIBRARY, beside
+ * this library or program, in ../lib/espalier, and on the loader's path. ESP_EDEVICE says what is missing:
+ * the library, a driver, a device, or a device new enough.
+ */
+esp_status esp_cuda_open(struct esp_dev **out, uint32_t index, esp_error *err);
 /* The CPU device's kernel table, for work outside a tape. */
 const struct esp_kernels *esp_cpu_kernels(const struct esp_dev *d);
 

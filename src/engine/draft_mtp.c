@@ -43,7 +43,11 @@ struct mtp_seq {
 
 static esp_status check(const struct esp_model *m, const esp_engine_opts *o, esp_error *err)
 {
-    (void)o;
+    if (o->device && strcmp(o->device, "cpu") != 0)
+        return esp_fail(err, ESP_EUNSUPPORTED,
+                        "spec mtp on device %s: hidden rows are kept in memory of the host; "
+                        "ngram and a draft model are possible",
+                        o->device);
     if (m->net->mtp.n_op && m->net->layout.n_delta)
         return ESP_OK;
     return esp_fail(err, ESP_EINVAL,

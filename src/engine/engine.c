@@ -37,7 +37,7 @@ static esp_status allocate(struct esp_engine *g, esp_error *err)
     size_t n_row;
 
     ESP_TRY(esp_engine_shape(g->model, o, &shape, err));
-    ESP_TRY(esp_cpu_open(&g->dev, g->model->level, g->model->n_thread, err));
+    ESP_TRY(esp_engine_device(&g->dev, g->model, o, err));
     ESP_TRY(esp_state_pools_create(&g->pools, g->dev, &shape.layout, &shape.pools, err));
     ESP_TRY(g->dev->ops->compile(g->dev, &net->tape, &g->pools->mem, &shape.plan, &g->plan, err));
     ESP_TRY(esp_sample_work_create(&g->sample_work, net->tape.n_vocab, err));
@@ -80,7 +80,8 @@ esp_status esp_engine_open(esp_engine **out, esp_model *m, const esp_engine_opts
         esp_engine_close(g);
         return s;
     }
-    g->opts.act = g->opts.kv = g->opts.cache_dir = NULL; /* the caller's strings; resolved by now */
+    g->opts.act = g->opts.kv = g->opts.cache_dir = g->opts.device =
+        NULL; /* the caller's strings; resolved by now */
     *out = g;
     return ESP_OK;
 }

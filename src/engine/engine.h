@@ -145,6 +145,9 @@ struct esp_engine_shape {
 };
 esp_status esp_engine_shape(const struct esp_model *m, const esp_engine_opts *o, struct esp_engine_shape *out,
                             esp_error *err);
+/* The device that resolved options name. */
+esp_status esp_engine_device(struct esp_dev **out, const struct esp_model *m, const esp_engine_opts *o,
+                             esp_error *err);
 
 /* ---- schedule.c ---- */
 

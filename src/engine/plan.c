@@ -89,6 +89,40 @@ static esp_status resolve_cache(esp_engine_opts *o, esp_error *err)
     return ESP_OK;
 }
 
+/* "cuda" or "cuda:N"; other words are refused before anything is opened. */
+static esp_status parse_device(const char *name, bool *cuda, uint32_t *index, esp_error *err)
+{
+    uint32_t n = 0;
+
+    *cuda = false;
+    *index = 0;
+    if (!name || strcmp(name, "cpu") == 0)
+        return ESP_OK;
+    *cuda = true;
+    if (strcmp(name, "cuda") == 0)
+        return ESP_OK;
+    if (strncmp(name, "cuda:", 5) == 0 && name[5]) {
+        size_t i = 5;
+
+        for (; name[i] >= '0' && name[i] <= '9' && n < 1000; i++)
+            n = n * 10 + (uint32_t)(name[i] - '0');
+        *index = n;
+        if (name[i] == 0)
+            return ESP_OK;
+    }
+    return esp_fail(err, ESP_EINVAL, "device \"%s\"; accepted: cpu, cuda, cuda:N", name);
+}
+
+esp_status esp_engine_device(struct esp_dev **out, const struct esp_model *m, const esp_engine_opts *o,
+                             esp_error *err)
+{
+    uint32_t index;
+    bool cuda;
+
+    ESP_TRY(parse_device(o->device, &cuda, &index, err));
+    return cuda ? esp_cuda_open(out, index, err) : esp_cpu_open(out, m->level, m->n_thread, err);
+}
+
 esp_status esp_engine_resolve(const struct esp_model *m, const esp_engine_opts *in, esp_engine_opts *out,
                               esp_error *err)
 {
@@ -197,7 +231,7 @@ esp_status esp_engine_plan(const esp_model *m, const esp_engine_opts *opts, esp_
     esp_status s;
 
     ESP_TRY(esp_engine_resolve(m, opts, &o, err));
-    ESP_TRY(esp_cpu_open(&dev, m->level, m->n_thread, err));
+    ESP_TRY(esp_engine_device(&dev, m, &o, err));
     s = fill_plan(m, &o, dev, out, err);
     dev->ops->close(dev);
     return s;

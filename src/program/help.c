@@ -114,7 +114,7 @@ static void code(const char *lines)
 
 static void see(const char *const *pages, size_t n)
 {
-    char text[1024];
+    char text[1024] = "";
     int len = 0;
 
     title("SEE ALSO");

@@ -303,14 +303,14 @@ static esp_status apply_keep(struct esp_plan_list *p, const char *text, esp_erro
     for (uint32_t i = 0; i < p->n; i++) {
         struct esp_plan_row *r = &p->rows[i];
 
-        if (!esp_dtype_is_weight_float(r->t->dtype) || !matches(r, pattern))
+        if (!r->matrix || !esp_dtype_is_weight_float(r->t->dtype) || !matches(r, pattern))
             continue;
         r->choice =
             (struct esp_choice){.method = ESP_METHOD_KEEP, .dtype = d == r->t->dtype ? ESP_DTYPE_NONE : d};
         r->why = "asked to keep";
         n++;
     }
-    return n ? ESP_OK : esp_fail(err, ESP_EINVAL, "keep '%s': no tensor of the model is called so", text);
+    return n ? ESP_OK : esp_fail(err, ESP_EINVAL, "keep '%s': no matrix of the model is called so", text);
 }
 
 static bool affine_bits(json_int_t b)

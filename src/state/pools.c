@@ -6,8 +6,6 @@
  */
 #include "state/pools.h"
 
-#include <string.h>
-
 #include "base/mem.h"
 
 static esp_status make_buffers(struct esp_state_pools *p, const struct esp_pool_sizes *z, esp_error *err)
@@ -103,13 +101,17 @@ esp_status esp_page_take(struct esp_state_pools *p, uint32_t *out, esp_error *er
 
 esp_status esp_slot_take(struct esp_state_pools *p, uint32_t *out, bool zeroed, esp_error *err)
 {
+    size_t bytes = p->mem.layout.slot_bytes;
+    uint32_t slot;
+
     if (p->n_free_slot == 0)
         return esp_fail(err, ESP_ENOFIT, "all %u recurrent-state slots are in use", p->mem.n_slot);
-    *out = p->free_slots[--p->n_free_slot];
-    p->slot_refs[*out] = 1;
-    if (zeroed && p->mem.layout.slot_bytes)
-        memset((uint8_t *)p->mem.slots->host + (size_t)*out * p->mem.layout.slot_bytes, 0,
-               p->mem.layout.slot_bytes);
+    slot = p->free_slots[p->n_free_slot - 1];
+    if (zeroed && bytes)
+        ESP_TRY(p->dev->ops->fill((struct esp_span){p->mem.slots, slot * bytes, bytes}, 0, err));
+    p->n_free_slot--;
+    p->slot_refs[slot] = 1;
+    *out = slot;
     return ESP_OK;
 }
 

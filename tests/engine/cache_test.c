@@ -17,7 +17,12 @@
 #include "base/map.h"
 #include "espalier/espalier.h"
 
-enum { N_REQUEST = 18, MAX_PROMPT = 700, N_NEW = 12, MAX_ROWS = 16, CONTEXT = 1024 };
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+enum { N_REQUEST = 5, MAX_PROMPT = 300 }; /* instrumented kernels are 20 to 40 times slower */
+#else
+enum { N_REQUEST = 18, MAX_PROMPT = 700 };
+#endif
+enum { N_NEW = 12, MAX_ROWS = 16, CONTEXT = 1024 };
 
 struct request {
     esp_token prompt[MAX_PROMPT];

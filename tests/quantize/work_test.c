@@ -185,13 +185,15 @@ static void test_refusals(void **state)
 {
     static const char *const unknown[] = {"*no_such*=bf16"}, *const untyped[] = {"*attn*"},
                              *const badtype[] = {"*attn*=int3"};
-    const char *dir = test_tmpdir(), *out = path_in(dir, "out");
-    const char *recipe = test_write(
-        dir, "r.json", "{\"tensors\": {\"model.nothing\": {\"method\": \"rtn\", \"bits\": 4}}}", 60);
+    const char *dir = test_tmpdir();
+    char out[512];
+    static const char RECIPE[] = "{\"tensors\": {\"model.nothing\": {\"method\": \"rtn\", \"bits\": 4}}}";
+    const char *recipe = test_write(dir, "r.json", RECIPE, strlen(RECIPE));
     esp_quantize_opts o = {.method = "rtn", .no_eval = true, .threads = 1, .progress = stop};
     esp_error err;
 
     (void)state;
+    snprintf(out, sizeof out, "%s/out", dir);
     refuse((esp_quantize_opts){.method = "awq"}, ESP_EINVAL, "rtn, gptq, trellis");
     refuse((esp_quantize_opts){.bits = 7}, ESP_EINVAL, "7 bits");
     refuse((esp_quantize_opts){.group = 48}, ESP_EINVAL, "group 48");

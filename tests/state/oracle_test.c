@@ -75,6 +75,7 @@ static void run_passes(struct pass *p, uint32_t n_pass)
     b.n_seq = n_pass;
     b.n_out = b.n_tok;
     test_ok(net.dev->ops->run(net.plan, &b, &err), &err);
+    test_ok(net.dev->ops->wait(net.dev, &err), &err);
     for (uint32_t i = 0; i < n_pass; i++) {
         test_ok(esp_state_commit(p[i].row->state, p[i].keep, &err), &err);
         memcpy(p[i].row->tokens + p[i].row->n, p[i].ids, p[i].keep * sizeof(int32_t));

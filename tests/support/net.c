@@ -5,6 +5,7 @@
  */
 #include "support/support.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -21,6 +22,24 @@ enum esp_cpu_level test_level(void)
     if (name && *name)
         test_ok(esp_cpu_level_parse(&level, name, &err), &err);
     return level;
+}
+
+void test_device(struct esp_dev **out, const struct test_net_opts *o)
+{
+    const char *name = getenv("ESPALIER_TEST_DEVICE");
+    esp_error err;
+    esp_status s;
+
+    if (!o->cuda && !(name && strcmp(name, "cuda") == 0)) {
+        test_ok(esp_cpu_open(out, o->level, o->threads ? o->threads : 1, &err), &err);
+        return;
+    }
+    s = esp_cuda_open(out, 0, &err);
+    if (s == ESP_EDEVICE) {
+        fprintf(stderr, "skipped: %s\n", err.message);
+        exit(77);
+    }
+    test_ok(s, &err);
 }
 
 void test_net_open(struct test_net *t, struct test_net_opts o)
@@ -44,7 +63,7 @@ void test_net_open(struct test_net *t, struct test_net_opts o)
     t->net->layout.kv = o.kv;
     t->net->layout.n_attn += o.mtp;
     test_ok(esp_layout_finish(&t->net->layout, &err), &err);
-    test_ok(esp_cpu_open(&t->dev, o.level, o.threads ? o.threads : 1, &err), &err);
+    test_device(&t->dev, &o);
     test_ok(esp_state_pools_create(&t->pools, t->dev, &t->net->layout, &z, &err), &err);
     test_ok(t->dev->ops->compile(t->dev, &t->net->tape, &t->pools->mem, &p, &t->plan, &err), &err);
     t->n_vocab = t->net->tape.n_vocab;

@@ -30,8 +30,12 @@ struct test_net_opts {
     bool mtp; /* room for the draft layer in the cache */
     uint32_t max_rank;
     uint32_t context, max_tok, n_seq, journal_rows; /* zeros: 2048, 512, 4, 32 */
+    bool cuda; /* also when $ESPALIER_TEST_DEVICE is "cuda": so tests of the CPU run on the other device */
 };
 
+/* Open o's device; where a CUDA device is asked for and there is none, the program ends with 77 (skipped) and
+ * says why. */
+void test_device(struct esp_dev **out, const struct test_net_opts *o);
 /* Fails the test when anything goes wrong. */
 void test_net_open(struct test_net *t, struct test_net_opts o);
 void test_net_close(struct test_net *t);

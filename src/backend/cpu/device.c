@@ -55,6 +55,15 @@ static esp_status cpu_copy(struct esp_span dst, struct esp_span src, esp_error *
     return ESP_OK;
 }
 
+static esp_status cpu_fill(struct esp_span dst, uint8_t value, esp_error *err)
+{
+    if (dst.off > dst.buf->bytes || dst.bytes > dst.buf->bytes - dst.off)
+        return esp_fail(err, ESP_EINVAL, "filling %zu bytes at %zu leaves a buffer of %zu", dst.bytes,
+                        dst.off, dst.buf->bytes);
+    memset((uint8_t *)dst.buf->host + dst.off, value, dst.bytes);
+    return ESP_OK;
+}
+
 static esp_status cpu_wait(struct esp_dev *d, esp_error *err)
 {
     (void)d;
@@ -78,6 +87,7 @@ static const struct esp_backend_ops cpu_ops = {
     .alloc = cpu_alloc,
     .free = cpu_free,
     .copy = cpu_copy,
+    .fill = cpu_fill,
     .can = esp_cpu_can,
     .plan_bytes = esp_cpu_plan_bytes,
     .compile = esp_cpu_compile,

@@ -11,6 +11,8 @@
 
 #include "base/mem.h"
 
+#include "backend/place.h"
+
 static size_t pad64(size_t n)
 {
     return (n + 63) & ~(size_t)63;
@@ -32,47 +34,6 @@ bool esp_cpu_can(const struct esp_dev *d, const struct esp_op *op)
 {
     (void)d;
     return op->kind < ESP_OP_COUNT && (!op->w || op->w->format < ESP_FORMAT_COUNT);
-}
-
-static size_t value_bytes(const struct esp_value *v, const struct esp_plan_opts *o)
-{
-    size_t n = v->rows == ESP_ROWS_TOKEN ? o->max_tok : o->max_out;
-
-    return pad64(n * v->width * sizeof(float));
-}
-
-/* First fit: the lowest offset where v's bytes meet no value alive at the same time. */
-static size_t place(const struct esp_tape *t, const struct esp_plan_opts *o, const size_t *off, esp_val v)
-{
-    const struct esp_value *a = &t->values[v];
-    size_t need = value_bytes(a, o), at = 0;
-    bool moved = true;
-
-    while (moved) {
-        moved = false;
-        for (esp_val u = 0; u < v; u++) {
-            const struct esp_value *b = &t->values[u];
-            size_t end = off[u] + value_bytes(b, o);
-
-            if (b->last_use < a->born || b->born > a->last_use || off[u] >= at + need || end <= at)
-                continue;
-            at = end;
-            moved = true;
-        }
-    }
-    return at;
-}
-
-static size_t place_values(const struct esp_tape *t, const struct esp_plan_opts *o, size_t *off)
-{
-    size_t total = 0;
-
-    for (esp_val v = 0; v < t->n_value; v++) {
-        off[v] = place(t, o, off, v);
-        if (off[v] + value_bytes(&t->values[v], o) > total)
-            total = off[v] + value_bytes(&t->values[v], o);
-    }
-    return total;
 }
 
 /* Set up l for op; l0[0..n) are the earlier products of the same step, whose prepared rows it may share. */
@@ -147,7 +108,7 @@ static esp_status lay_out(struct esp_plan *p, esp_error *err)
     if (!p->steps || !p->linears || !p->value_off || !p->counters)
         return esp_fail(err, ESP_ENOMEM, "plan of %u ops: out of memory", t->n_op);
     make_steps(p);
-    p->values_bytes = place_values(t, &p->opts, p->value_off);
+    p->values_bytes = esp_place_values(t, &p->opts, p->value_off);
     p->rope_bytes = pad64((size_t)p->opts.max_tok * 2 * t->rope.n_half * sizeof(float));
     p->split_bytes = pad64(esp_cpu_attend_split_floats(t, l, &p->opts) * sizeof(float));
     p->lora_bytes = pad64((size_t)p->max_group * p->opts.max_tok * p->opts.max_rank * sizeof(float));

@@ -1,0 +1,303 @@
+/*
+ * Decode and prefill on a CUDA device with random weights of the published shapes, beside the device's copy
+ * bandwidth measured in the same run. Times are wall-clock around whole steps, uploads and logits included.
+ * Layers of equal shape share their bytes on the host but not on the device, so that a 27B model needs little
+ * host memory.
+ *
+ *   bench_cuda [SHAPE FORMAT]...      qwen3.5-4b affine4; default: three shapes in bf16 and affine4
+ *
+ * SPDX-License-Identifier: MIT
+ */
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "model/net.h"
+#include "state/state.h"
+
+enum { MAX_MATRIX = 64, MAX_TOK = 2048, MAX_SEQ = 16, CONTEXT = 4096, PROMPT = 256 };
+
+/* ---- weights
+ * -------------------------------------------------------------------------------------------------------- */
+
+struct shared { /* random matrices by shape */
+    struct esp_source *inner;
+    struct esp_weight seen[MAX_MATRIX];
+    uint32_t n;
+};
+
+static esp_status matrix(void *ctx, enum esp_part part, const char *module, uint32_t n_out, uint32_t n_in,
+                         struct esp_weight *out, esp_error *err)
+{
+    struct shared *s = ctx;
+
+    for (uint32_t i = 0; i < s->n; i++)
+        if (s->seen[i].n_out == n_out && s->seen[i].n_in == n_in) {
+            *out = s->seen[i];
+            return ESP_OK;
+        }
+    if (s->n == MAX_MATRIX)
+        return esp_fail(err, ESP_ENOFIT, "more than %d shapes", MAX_MATRIX);
+    ESP_TRY(s->inner->matrix(s->inner->ctx, part, module, n_out, n_in, out, err));
+    s->seen[s->n++] = *out;
+    return ESP_OK;
+}
+
+static esp_status vector(void *ctx, enum esp_part part, const char *name, uint32_t n, float *out,
+                         esp_error *err)
+{
+    struct shared *s = ctx;
+
+    return s->inner->vector(s->inner->ctx, part, name, n, out, err);
+}
+
+/* ---- one model
+ * ------------------------------------------------------------------------------------------------------ */
+
+struct bench {
+    struct esp_dev *dev;
+    struct esp_net *net;
+    struct esp_state_pools *pools;
+    struct esp_plan *plan;
+    struct esp_state *seqs[MAX_SEQ];
+    float *logits;
+    double copy_gbs; /* read plus written */
+};
+
+static double now(void)
+{
+    struct timespec t;
+
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+static void need(esp_status s, const esp_error *err)
+{
+    if (s == ESP_OK)
+        return;
+    fprintf(stderr, "%s: %s\n", esp_status_name(s), err->message);
+    exit(s == ESP_EDEVICE ? 77 : 1);
+}
+
+/* One step of n tokens for each of n_seq sequences with the last logits of each. */
+static void step(struct bench *b, uint32_t n_seq, uint32_t n)
+{
+    static int32_t ids[MAX_TOK], pos[MAX_TOK][3];
+    static uint32_t out[MAX_SEQ];
+    struct esp_batch_seq rows[MAX_SEQ];
+    struct esp_batch batch = {.ids = ids,
+                              .pos = (const int32_t(*)[3])pos,
+                              .seqs = rows,
+                              .n_seq = n_seq,
+                              .out_rows = out,
+                              .n_out = n_seq,
+                              .logits = b->logits};
+    esp_error err;
+
+    for (uint32_t i = 0; i < n_seq; i++) {
+        uint32_t at = esp_state_length(b->seqs[i]);
+
+        need(esp_state_begin(b->seqs[i], n, ESP_PASS_WRITE, &rows[i], &err), &err);
+        rows[i].tok0 = batch.n_tok;
+        for (uint32_t j = 0; j < n; j++, batch.n_tok++) {
+            ids[batch.n_tok] = (int32_t)((at + j) * 7919u % b->net->tape.n_vocab);
+            pos[batch.n_tok][0] = pos[batch.n_tok][1] = pos[batch.n_tok][2] = (int32_t)(at + j);
+        }
+        out[i] = batch.n_tok - 1;
+    }
+    need(b->dev->ops->run(b->plan, &batch, &err), &err);
+    need(b->dev->ops->wait(b->dev, &err), &err);
+    for (uint32_t i = 0; i < n_seq; i++)
+        need(esp_state_commit(b->seqs[i], n, &err), &err);
+}
+
+static int by_value(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+
+    return (x > y) - (x < y);
+}
+
+/* Median seconds of a step at the present length. */
+static double median(struct bench *b, uint32_t n_seq, uint32_t n, uint32_t times)
+{
+    double t[128];
+
+    for (uint32_t i = 0; i < times; i++) {
+        double t0 = now();
+
+        step(b, n_seq, n);
+        t[i] = now() - t0;
+    }
+    qsort(t, times, sizeof *t, by_value);
+    return t[times / 2];
+}
+
+static void reset(struct bench *b)
+{
+    for (uint32_t i = 0; i < MAX_SEQ; i++)
+        esp_state_invalidate(b->seqs[i]);
+}
+
+/* Bytes that a decode step must read: every matrix but the embedding's rows, which are looked up. */
+static double decode_bytes(const struct esp_net *net)
+{
+    double n = 0;
+
+    for (uint32_t i = 0; i < net->tape.n_op; i++)
+        if (net->tape.ops[i].kind == ESP_OP_LINEAR || net->tape.ops[i].kind == ESP_OP_LOGITS)
+            n += (double)esp_weight_bytes(net->tape.ops[i].w);
+    return n;
+}
+
+/* Multiply-adds times two of one prompt token's products. */
+static double prompt_flops(const struct esp_net *net)
+{
+    double n = 0;
+
+    for (uint32_t i = 0; i < net->tape.n_op; i++)
+        if (net->tape.ops[i].kind == ESP_OP_LINEAR)
+            n += 2.0 * net->tape.ops[i].w->n_out * net->tape.ops[i].w->n_in;
+    return n;
+}
+
+/* For a profiler: prompts of 64 and 512 tokens, steps of 1 and 8 rows. */
+static void profile(struct bench *b)
+{
+    step(b, 1, 64);
+    step(b, 1, 1);
+    reset(b);
+    step(b, 8, 64);
+    step(b, 8, 1);
+    reset(b);
+    step(b, 1, 512);
+}
+
+static void time_all(struct bench *b, const char *shape, const char *format)
+{
+    static const uint32_t seqs[] = {1, 4, 8, 16}, chunks[] = {64, 256, 512, 2048};
+
+    for (size_t i = 0; i < sizeof seqs / sizeof seqs[0]; i++) {
+        double t, gbs;
+
+        reset(b);
+        for (uint32_t j = 0; j < PROMPT / 64; j++)
+            step(b, seqs[i], 64);
+        for (uint32_t j = 0; j < 3; j++)
+            step(b, seqs[i], 1);
+        t = median(b, seqs[i], 1, 50);
+        gbs = decode_bytes(b->net) / t / 1e9;
+        printf("%-13s %-8s decode  %4u rows  %8.3f ms  %8.1f tok/s  %6.0f GB/s  %3.0f%% of copy\n", shape,
+               format, seqs[i], t * 1e3, seqs[i] / t, gbs, 100 * gbs / b->copy_gbs);
+    }
+    for (size_t i = 0; i < sizeof chunks / sizeof chunks[0]; i++) {
+        double t = 1e9;
+
+        for (int j = 0; j < 3; j++) {
+            double t0;
+
+            reset(b);
+            t0 = now();
+            step(b, 1, chunks[i]);
+            t = now() - t0 < t ? now() - t0 : t;
+        }
+        printf("%-13s %-8s prefill %4u rows  %8.3f ms  %8.0f tok/s  %6.1f TFLOP/s\n", shape, format,
+               chunks[i], t * 1e3, chunks[i] / t, prompt_flops(b->net) * chunks[i] / t * 1e-12);
+    }
+    fflush(stdout);
+}
+
+static double copy_bandwidth(struct esp_dev *d)
+{
+    const size_t bytes = (size_t)2 << 30;
+    struct esp_buf *a, *b;
+    double best = 1e9;
+    esp_error err;
+
+    need(d->ops->alloc(d, bytes, &a, &err), &err);
+    need(d->ops->alloc(d, bytes, &b, &err), &err);
+    for (int i = 0; i < 10; i++) {
+        double t0;
+
+        need(d->ops->wait(d, &err), &err);
+        t0 = now();
+        need(d->ops->copy((struct esp_span){b, 0, bytes}, (struct esp_span){a, 0, bytes}, &err), &err);
+        need(d->ops->wait(d, &err), &err);
+        best = now() - t0 < best ? now() - t0 : best;
+    }
+    d->ops->free(a);
+    d->ops->free(b);
+    return 2.0 * (double)bytes / best / 1e9;
+}
+
+static void bench_one(struct esp_dev *dev, double copy_gbs, const char *shape, const char *format,
+                      enum esp_act act)
+{
+    static struct esp_config config;
+    struct shared s = {0};
+    struct esp_source src = {.ctx = &s, .matrix = matrix, .vector = vector};
+    struct esp_plan_opts o = {.act = act,
+                              .act_auto = act == ESP_ACT_F32,
+                              .max_tok = MAX_TOK,
+                              .max_out = MAX_SEQ,
+                              .max_seq = MAX_SEQ,
+                              .context = CONTEXT};
+    struct esp_pool_sizes z = {.n_page = MAX_SEQ * 4, .n_slot = MAX_SEQ + 2};
+    struct bench b = {.dev = dev, .copy_gbs = copy_gbs};
+    enum esp_format_id f;
+    double t0 = now();
+    char what[32];
+    esp_error err;
+
+    need(esp_shape_config(&config, shape, &err), &err);
+    need(esp_format_by_name(&f, format, &err), &err);
+    need(esp_source_random(&s.inner, f, 64, config.tied_top == ESP_TIED_YES, ESP_RANDOM_WEIGHTS, 1, &err),
+         &err);
+    src.tied = s.inner->tied;
+    need(esp_net_load(&b.net, &config, &src, &err), &err);
+    b.net->layout.kv = ESP_KV_BF16;
+    need(esp_layout_finish(&b.net->layout, &err), &err);
+    need(esp_state_pools_create(&b.pools, dev, &b.net->layout, &z, &err), &err);
+    need(dev->ops->compile(dev, &b.net->tape, &b.pools->mem, &o, &b.plan, &err), &err);
+    b.logits = malloc(sizeof(float) * MAX_SEQ * b.net->tape.n_vocab);
+    for (int i = 0; i < MAX_SEQ; i++)
+        need(esp_state_open(&b.seqs[i], b.pools, CONTEXT, 0, &err), &err);
+    snprintf(what, sizeof what, "%s%s", format, act == ESP_ACT_F32 ? "" : "/b");
+    fprintf(stderr, "%s %s: ready after %.1f s\n", shape, what, now() - t0);
+    if (getenv("BENCH_PROFILE"))
+        profile(&b);
+    else
+        time_all(&b, shape + (strncmp(shape, "qwen", 4) == 0 ? 4 : 0), what);
+    for (int i = 0; i < MAX_SEQ; i++)
+        esp_state_close(b.seqs[i]);
+    dev->ops->plan_free(b.plan);
+    esp_state_pools_destroy(b.pools);
+    esp_net_close(b.net);
+    s.inner->close(s.inner);
+    free(b.logits);
+}
+
+int main(int argc, char **argv)
+{
+    static const char *const all[][2] = {{"qwen3.5-0.8b", "bf16"}, {"qwen3.5-0.8b", "affine4"},
+                                         {"qwen3.5-4b", "bf16"},   {"qwen3.5-4b", "affine4"},
+                                         {"qwen3.5-27b", "bf16"},  {"qwen3.5-27b", "affine4"}};
+    const bool bf16 = getenv("BENCH_ACT") && strcmp(getenv("BENCH_ACT"), "bf16") == 0;
+    struct esp_dev *dev;
+    double copy;
+    esp_error err;
+
+    need(esp_cuda_open(&dev, 0, &err), &err);
+    copy = copy_bandwidth(dev);
+    printf("%s: copy %.0f GB/s read plus written\n", dev->name, copy);
+    if (argc > 2)
+        for (int i = 1; i + 1 < argc; i += 2)
+            bench_one(dev, copy, argv[i], argv[i + 1], bf16 ? ESP_ACT_BF16 : ESP_ACT_F32);
+    for (size_t i = 0; argc <= 2 && i < sizeof all / sizeof all[0]; i++)
+        bench_one(dev, copy, all[i][0], all[i][1], bf16 ? ESP_ACT_BF16 : ESP_ACT_F32);
+    dev->ops->close(dev);
+    return 0;
+}

@@ -1,0 +1,547 @@
+/*
+ * Attention over the paged cache. Positions are reduced span by span (CU_SPAN positions at absolute borders):
+ * each span's partial result is formed by itself and merged into the running one in ascending order, by one
+ * formula. Steps of few tokens compute their spans in parallel and merge afterwards; long steps walk the
+ * spans in one block. The bits are the same, since both do the same operations on the same numbers.
+ *
+ * bf16 caches go through the tensor cores: queries and probabilities as two bf16 terms each (about 16 bits),
+ * keys and values as they are. f32 caches take a plain f32 kernel.
+ *
+ * SPDX-License-Identifier: MIT
+ */
+#include "backend/cuda/plugin/device.cuh"
+
+enum {
+    QUERIES = 16,
+    THREADS = 256,
+    SCORE_LD = CU_SPAN + 8,
+    SLICE = 32 /* positions of V in shared memory at once */
+};
+
+/* ---- appending
+ * ------------------------------------------------------------------------------------------------------ */
+
+static __device__ __forceinline__ uint8_t *kv_at(const cu_kv &kv, uint32_t page, uint32_t head,
+                                                 uint32_t which)
+{
+    return kv.pages + (size_t)page * kv.page_bytes + kv.layer_off + (size_t)(head * 2 + which) * kv.plane;
+}
+
+static __global__ void kv_append(cu_kv kv, const float *k, const float *v, cu_batch b)
+{
+    const uint32_t tok = blockIdx.x, width = kv.n_kv * kv.dim;
+    const cu_seq s = b.seqs[b.tok_seq[tok]];
+    const uint32_t pos = s.n + tok - s.tok0, page = b.pages[s.page0 + pos / CU_SPAN];
+    const float *src = (blockIdx.y ? v : k) + (size_t)tok * width;
+
+    for (uint32_t i = threadIdx.x; i < width; i += blockDim.x) {
+        uint8_t *row =
+            kv_at(kv, page, i / kv.dim, blockIdx.y) + (size_t)(pos % CU_SPAN) * kv.dim * (kv.bf16 ? 2 : 4);
+
+        if (kv.bf16)
+            reinterpret_cast<__nv_bfloat16 *>(row)[i % kv.dim] = __float2bfloat16_rn(src[i]);
+        else
+            reinterpret_cast<float *>(row)[i % kv.dim] = src[i];
+    }
+}
+
+void cu_kv_append(cudaStream_t s, const struct cu_kv *kv, const float *k, const float *v,
+                  const struct cu_batch *b, uint32_t n_tok)
+{
+    kv_append<<<dim3(n_tok, 2), 256, 0, s>>>(*kv, k, v, *b);
+}
+
+/* ---- merging
+ * -------------------------------------------------------------------------------------------------------- */
+
+struct running {
+    float m, l;
+};
+
+/* Factors that merge a partial (m2, l2) into r, which is updated; an empty partial changes nothing. */
+static __device__ __forceinline__ float2 merge_factors(running *r, float m2, float l2)
+{
+    const float top = fmaxf(r->m, m2);
+    float2 f;
+
+    if (l2 == 0)
+        return make_float2(1, 0);
+    f.x = expf(r->m - top); /* 0 before the first span */
+    f.y = expf(m2 - top);
+    r->m = top;
+    r->l = fmaf(l2, f.y, r->l * f.x);
+    return f;
+}
+
+static __device__ __forceinline__ float merged(float acc, float part, float2 f)
+{
+    return f.y == 0 && f.x == 1 ? acc : fmaf(part, f.y, acc * f.x);
+}
+
+/* A partial: dim sums, then m and l. */
+static __device__ __forceinline__ float *part_at(const cu_attention &a, uint32_t tok, uint32_t head,
+                                                 uint32_t span)
+{
+    return a.parts + (((size_t)tok * a.n_head + head) * a.part_spans + span) * (a.kv.dim + 8);
+}
+
+static __global__ void __launch_bounds__(128) merge(cu_attention a, cu_batch b)
+{
+    const uint32_t tok = blockIdx.y, head = blockIdx.x;
+    const cu_seq s = b.seqs[b.tok_seq[tok]];
+    const uint32_t n_span = (s.n + tok - s.tok0) / CU_SPAN + 1;
+    float acc[4] = {0, 0, 0, 0};
+    running r = {-INFINITY, 0};
+
+    for (uint32_t i = 0; i < n_span; i++) {
+        const float *p = part_at(a, tok, head, i);
+        const float2 f = merge_factors(&r, p[a.kv.dim], p[a.kv.dim + 1]);
+
+#pragma unroll
+        for (int j = 0; j < 4; j++)
+            if (threadIdx.x + j * 128 < a.kv.dim)
+                acc[j] = merged(acc[j], p[threadIdx.x + j * 128], f);
+    }
+#pragma unroll
+    for (int j = 0; j < 4; j++)
+        if (threadIdx.x + j * 128 < a.kv.dim)
+            a.y[((size_t)tok * a.n_head + head) * a.kv.dim + threadIdx.x + j * 128] = acc[j] / r.l;
+}
+
+/* ---- one block of queries
+ * ------------------------------------------------------------------------------------------- */
+
+struct block { /* up to QUERIES queries of one KV head: query i is head rep0 + i % rep of token tok + i / rep
+                */
+    cu_seq s;
+    uint32_t rep, n_tok, n_query, kv_head, tok,
+        pos; /* tok: in the batch; pos: cache index of its first token */
+};
+
+/* blockIdx.y: KV head, blockIdx.z: sequence; i: which block of tokens. False when there is nothing to do. */
+static __device__ __forceinline__ bool find_block(block *k, const cu_attention &a, const cu_batch &b,
+                                                  uint32_t seq, uint32_t i)
+{
+    uint32_t per;
+
+    k->s = b.seqs[seq];
+    k->rep = a.n_head / a.kv.n_kv;
+    per = max(QUERIES / k->rep, 1u);
+    if (i * per >= k->s.n_tok)
+        return false;
+    k->n_tok = min(per, k->s.n_tok - i * per);
+    k->n_query = k->n_tok * k->rep;
+    k->kv_head = blockIdx.y;
+    k->tok = k->s.tok0 + i * per;
+    k->pos = k->s.n + i * per;
+    return true;
+}
+
+/* How many positions of a span query i sees. */
+static __device__ __forceinline__ uint32_t visible(const block &k, uint32_t span, uint32_t i)
+{
+    const uint32_t end = k.pos + i / k.rep + 1;
+
+    return i >= k.n_query || end <= span * CU_SPAN ? 0 : min(end - span * CU_SPAN, (uint32_t)CU_SPAN);
+}
+
+static __device__ __forceinline__ size_t query_at(const block &k, const cu_attention &a, uint32_t i)
+{
+    return ((size_t)(k.tok + i / k.rep) * a.n_head + k.kv_head * k.rep + i % k.rep) * a.kv.dim;
+}
+
+/*
+ * Softmax numerators of a span's scores [QUERIES][SCORE_LD] in place; m and l of the span. Warp w does
+ * queries 2w, 2w+1. Scores of positions that a query does not see are not read.
+ */
+static __device__ __forceinline__ void softmax(const block &k, uint32_t span, float *score, float *m,
+                                               float *l)
+{
+    const uint32_t lane = threadIdx.x & 31;
+
+    for (uint32_t i = threadIdx.x / 32 * 2; i < threadIdx.x / 32 * 2 + 2; i++) {
+        const uint32_t vis = visible(k, span, i);
+        float v[CU_SPAN / 32], top = -INFINITY, sum = 0;
+
+#pragma unroll
+        for (int j = 0; j < CU_SPAN / 32; j++) {
+            v[j] = lane + j * 32 < vis ? score[i * SCORE_LD + lane + j * 32] : -INFINITY;
+            top = fmaxf(top, v[j]);
+        }
+#pragma unroll
+        for (int mask = 16; mask; mask >>= 1)
+            top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, mask));
+#pragma unroll
+        for (int j = 0; j < CU_SPAN / 32; j++) {
+            v[j] = lane + j * 32 < vis ? expf(v[j] - top) : 0.0f;
+            sum += v[j];
+            score[i * SCORE_LD + lane + j * 32] = v[j];
+        }
+        sum = cu_warp_sum(sum);
+        if (lane == 0) {
+            m[i] = top;
+            l[i] = sum;
+        }
+    }
+}
+
+/* ---- bf16 cache
+ * ----------------------------------------------------------------------------------------------------- */
+
+struct tensor_shared { /* offsets in bytes */
+    uint32_t q, score, p, v, total;
+};
+
+static __host__ __device__ __forceinline__ tensor_shared tensor_layout(uint32_t dim)
+{
+    tensor_shared o;
+
+    o.q = 0;                                      /* [2 terms][QUERIES][dim + 32] bf16 */
+    o.score = o.q + 2 * QUERIES * (dim + 32) * 2; /* [QUERIES][SCORE_LD] f32 */
+    o.p = o.score + QUERIES * SCORE_LD * 4;       /* [2 terms][QUERIES][SCORE_LD] bf16 */
+    o.v = o.p + 2 * QUERIES * SCORE_LD * 2;       /* [2 buffers][SLICE][dim + 8] bf16 */
+    o.total = o.v + 2 * SLICE * (dim + 8) * 2;
+    return o;
+}
+
+static __device__ __forceinline__ void split_terms(float x, __nv_bfloat16 *hi, __nv_bfloat16 *lo)
+{
+    const __nv_bfloat16 h = __float2bfloat16_rn(x);
+
+    *hi = h;
+    *lo = __float2bfloat16_rn(x - __bfloat162float(h));
+}
+
+/* Scores of the warp's 32 positions for all queries. */
+static __device__ __forceinline__ void tensor_scores(const uint8_t *k, uint32_t dim, uint32_t limit,
+                                                     const uint8_t *q, float *score)
+{
+    const uint32_t lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane >> 2, t = lane & 3;
+    const uint32_t ldq = (dim + 32) * 2;
+    float acc[2][2][4] = {};
+
+    if (warp * 32 >= limit)
+        return;
+    for (uint32_t kb = 0; kb < dim / 32; kb++) {
+        uint4 a[2][2], x[2][2];
+
+#pragma unroll
+        for (int i = 0; i < 2; i++)
+#pragma unroll
+            for (int half = 0; half < 2; half++)
+                a[i][half] = *reinterpret_cast<const uint4 *>(
+                    k + (size_t)(warp * 32 + i * 16 + half * 8 + g) * dim * 2 + kb * 64 + t * 16);
+#pragma unroll
+        for (int n = 0; n < 2; n++)
+#pragma unroll
+            for (int i = 0; i < 2; i++)
+                x[n][i] = *reinterpret_cast<const uint4 *>(q + (size_t)(i * QUERIES + n * 8 + g) * ldq +
+                                                           kb * 64 + t * 16);
+#pragma unroll
+        for (int i = 0; i < 2; i++)
+#pragma unroll
+            for (int n = 0; n < 2; n++)
+#pragma unroll
+                for (int j = 0; j < 2; j++) {
+                    cu_mma(acc[i][n], a[i][0].x, a[i][1].x, a[i][0].y, a[i][1].y, x[n][j].x, x[n][j].y);
+                    cu_mma(acc[i][n], a[i][0].z, a[i][1].z, a[i][0].w, a[i][1].w, x[n][j].z, x[n][j].w);
+                }
+    }
+#pragma unroll
+    for (int i = 0; i < 2; i++)
+#pragma unroll
+        for (int n = 0; n < 2; n++)
+#pragma unroll
+            for (int e = 0; e < 4; e++)
+                score[(n * 8 + 2 * t + (e & 1)) * SCORE_LD + warp * 32 + i * 16 + g + (e >= 2 ? 8 : 0)] =
+                    acc[i][n][e];
+}
+
+/* Fetch positions [p0, p0 + SLICE) of V; zeros from `limit` on, so that stale rows cannot meet a zero
+ * probability. */
+static __device__ __forceinline__ void fetch_values(const uint8_t *v, uint32_t dim, uint32_t p0,
+                                                    uint32_t limit, uint8_t *to)
+{
+    const uint32_t per = dim / 8, shared = (uint32_t)__cvta_generic_to_shared(to);
+
+    for (uint32_t e = threadIdx.x; e < SLICE * per; e += THREADS) {
+        const uint32_t row = e / per, c = e % per, bytes = p0 + row < limit ? 16 : 0;
+
+        asm volatile(
+            "cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared + row * (dim + 8) * 2 + c * 16),
+            "l"(v + ((size_t)(p0 + row) * dim + c * 8) * 2), "r"(bytes));
+    }
+    asm volatile("cp.async.commit_group;");
+}
+
+/* acc[pair][tile] += P V over one slice; the warp owns columns 16 * (warp + 8 * pair). */
+template <int NP>
+static __device__ __forceinline__ void slice_values(float acc[NP][2][4], const uint8_t *p, const uint8_t *v,
+                                                    uint32_t dim, uint32_t p0)
+{
+    const uint32_t lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane >> 2, t = lane & 3;
+    const uint32_t vs = (uint32_t)__cvta_generic_to_shared(v);
+
+#pragma unroll
+    for (int step = 0; step < SLICE / 16; step++) {
+        uint32_t a[2][4];
+
+#pragma unroll
+        for (int i = 0; i < 2; i++)
+#pragma unroll
+            for (int e = 0; e < 4; e++)
+                a[i][e] = *reinterpret_cast<const uint32_t *>(
+                    p +
+                    ((i * QUERIES + g + (e & 1) * 8) * SCORE_LD + p0 + step * 16 + (e >> 1) * 8 + 2 * t) * 2);
+#pragma unroll
+        for (int n = 0; n < NP; n++) {
+            const uint32_t col = (warp + 8 * n) * 16;
+            uint32_t b[4];
+
+            if (col >= dim)
+                continue;
+            asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                         : "=r"(b[0]), "=r"(b[1]), "=r"(b[2]), "=r"(b[3])
+                         : "r"(vs + ((step * 16 + (lane & 15)) * (dim + 8) + col + (lane >> 4) * 8) * 2));
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                cu_mma(acc[n][0], a[i][0], a[i][1], a[i][2], a[i][3], b[0], b[1]);
+                cu_mma(acc[n][1], a[i][0], a[i][1], a[i][2], a[i][3], b[2], b[3]);
+            }
+        }
+    }
+}
+
+template <int NP>
+static __device__ __forceinline__ void span_values(float acc[NP][2][4], const uint8_t *v, uint32_t dim,
+                                                   uint32_t limit, uint8_t *shared, const tensor_shared &o)
+{
+    const uint32_t n_slice = (limit + SLICE - 1) / SLICE, buffer = SLICE * (dim + 8) * 2;
+
+    for (uint32_t i = 0; i < n_slice; i++) {
+        if (i + 1 < n_slice) {
+            fetch_values(v, dim, (i + 1) * SLICE, limit, shared + o.v + ((i + 1) & 1) * buffer);
+            asm volatile("cp.async.wait_group 1;");
+        } else {
+            asm volatile("cp.async.wait_group 0;");
+        }
+        __syncthreads();
+        slice_values<NP>(acc, shared + o.p, shared + o.v + (i & 1) * buffer, dim, i * SLICE);
+        __syncthreads(); /* the buffer is fetched into again */
+    }
+}
+
+template <int NP, bool SPLIT>
+static __global__ void __launch_bounds__(THREADS)
+    attend_tensor(const __grid_constant__ cu_attention a, const __grid_constant__ cu_batch b)
+{
+    extern __shared__ __align__(128) uint8_t shared[];
+    __shared__ float span_m[QUERIES], span_l[QUERIES];
+    const uint32_t lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane >> 2, t = lane & 3,
+                   dim = a.kv.dim;
+    const tensor_shared o = tensor_layout(dim);
+    float *score = reinterpret_cast<float *>(shared + o.score);
+    float sum[NP][2][4] = {};
+    running r[2] = {{-INFINITY, 0}, {-INFINITY, 0}}; /* of queries g and g + 8 */
+    block k;
+
+    if (!find_block(&k, a, b, SPLIT ? blockIdx.z % b.n_seq : blockIdx.z,
+                    SPLIT ? blockIdx.z / b.n_seq : blockIdx.x))
+        return;
+    const uint32_t last = (k.pos + k.n_tok - 1) / CU_SPAN; /* span of the last query's own position */
+    const uint32_t first = SPLIT ? blockIdx.x : 0;
+
+    if (first > last)
+        return;
+    for (uint32_t e = threadIdx.x; e < QUERIES * dim; e += THREADS) {
+        const uint32_t i = e / dim, c = e % dim;
+        __nv_bfloat16 *q = reinterpret_cast<__nv_bfloat16 *>(shared + o.q);
+
+        split_terms(i < k.n_query ? a.q[query_at(k, a, i) + c] : 0.0f, &q[i * (dim + 32) + c],
+                    &q[(QUERIES + i) * (dim + 32) + c]);
+    }
+    __syncthreads();
+    for (uint32_t span = first; span <= (SPLIT ? first : last); span++) {
+        const uint32_t page = b.pages[k.s.page0 + span], limit = visible(k, span, k.n_query - 1);
+        float acc[NP][2][4] = {};
+
+        fetch_values(kv_at(a.kv, page, k.kv_head, 1), dim, 0, limit, shared + o.v);
+        tensor_scores(kv_at(a.kv, page, k.kv_head, 0), dim, limit, shared + o.q, score);
+        __syncthreads();
+        softmax(k, span, score, span_m, span_l);
+        __syncwarp();
+        for (uint32_t i = warp * 2; i < warp * 2 + 2; i++) /* the warp's own two queries, as two terms */
+            for (uint32_t j = lane; j < CU_SPAN; j += 32) {
+                __nv_bfloat16 *p = reinterpret_cast<__nv_bfloat16 *>(shared + o.p);
+
+                split_terms(score[i * SCORE_LD + j], &p[i * SCORE_LD + j], &p[(QUERIES + i) * SCORE_LD + j]);
+            }
+        __syncthreads();
+        span_values<NP>(acc, kv_at(a.kv, page, k.kv_head, 1), dim, limit, shared, o);
+        if (SPLIT) {
+#pragma unroll
+            for (int n = 0; n < NP; n++)
+#pragma unroll
+                for (int e = 0; e < 8; e++) {
+                    const uint32_t i = g + (e & 2 ? 8 : 0),
+                                   c = (warp + 8 * n) * 16 + (e >> 2) * 8 + 2 * t + (e & 1);
+
+                    if (i < k.n_query && c < dim)
+                        part_at(a, k.tok + i / k.rep, k.kv_head * k.rep + i % k.rep, span)[c] =
+                            acc[n][e >> 2][e & 3];
+                }
+            if (threadIdx.x < k.n_query) {
+                const uint32_t i = threadIdx.x;
+                float *p = part_at(a, k.tok + i / k.rep, k.kv_head * k.rep + i % k.rep, span) + dim;
+
+                p[0] = span_m[i];
+                p[1] = span_l[i];
+            }
+            return;
+        }
+        const float2 f0 = merge_factors(&r[0], span_m[g], span_l[g]),
+                     f1 = merge_factors(&r[1], span_m[g + 8], span_l[g + 8]);
+
+#pragma unroll
+        for (int n = 0; n < NP; n++)
+#pragma unroll
+            for (int e = 0; e < 8; e++)
+                sum[n][e >> 2][e & 3] = merged(sum[n][e >> 2][e & 3], acc[n][e >> 2][e & 3], e & 2 ? f1 : f0);
+        __syncthreads(); /* span_m, span_l and the scores are written again */
+    }
+#pragma unroll
+    for (int n = 0; n < NP; n++)
+#pragma unroll
+        for (int e = 0; e < 8; e++) {
+            const uint32_t i = g + (e & 2 ? 8 : 0), c = (warp + 8 * n) * 16 + (e >> 2) * 8 + 2 * t + (e & 1);
+
+            if (i < k.n_query && c < dim)
+                a.y[query_at(k, a, i) + c] = sum[n][e >> 2][e & 3] / r[e & 2 ? 1 : 0].l;
+        }
+}
+
+/* ---- f32 cache, or heads that the tensor path does not take
+ * ---------------------------------------------------------- */
+
+static __device__ __forceinline__ float kv_element(const cu_kv &kv, const uint8_t *base, size_t i)
+{
+    return kv.bf16 ? cu_bf16(reinterpret_cast<const uint16_t *>(base)[i])
+                   : reinterpret_cast<const float *>(base)[i];
+}
+
+template <bool SPLIT>
+static __global__ void __launch_bounds__(THREADS)
+    attend_plain(const __grid_constant__ cu_attention a, const __grid_constant__ cu_batch b)
+{
+    __shared__ float score[QUERIES * SCORE_LD], span_m[QUERIES], span_l[QUERIES];
+    extern __shared__ __align__(16) float plain_shared[]; /* [QUERIES][dim] running sums, unused when split */
+    const uint32_t lane = threadIdx.x & 31, warp = threadIdx.x >> 5, dim = a.kv.dim;
+    running r[QUERIES];
+    block k;
+
+    if (!find_block(&k, a, b, SPLIT ? blockIdx.z % b.n_seq : blockIdx.z,
+                    SPLIT ? blockIdx.z / b.n_seq : blockIdx.x))
+        return;
+    const uint32_t last = (k.pos + k.n_tok - 1) / CU_SPAN, first = SPLIT ? blockIdx.x : 0;
+
+    if (first > last)
+        return;
+    for (uint32_t i = 0; i < QUERIES; i++)
+        r[i] = {-INFINITY, 0};
+    for (uint32_t e = threadIdx.x; !SPLIT && e < QUERIES * dim; e += THREADS)
+        plain_shared[e] = 0;
+    for (uint32_t span = first; span <= (SPLIT ? first : last); span++) {
+        const uint32_t page = b.pages[k.s.page0 + span], limit = visible(k, span, k.n_query - 1);
+        const uint8_t *kb = kv_at(a.kv, page, k.kv_head, 0), *vb = kv_at(a.kv, page, k.kv_head, 1);
+
+        for (uint32_t p = warp; p < limit; p += THREADS / 32)
+            for (uint32_t i = 0; i < k.n_query; i++) {
+                float s = 0;
+
+                for (uint32_t c = lane; c < dim; c += 32)
+                    s = fmaf(a.q[query_at(k, a, i) + c], kv_element(a.kv, kb, (size_t)p * dim + c), s);
+                s = cu_warp_sum(s);
+                if (lane == 0)
+                    score[i * SCORE_LD + p] = s;
+            }
+        __syncthreads();
+        softmax(k, span, score, span_m, span_l);
+        __syncthreads();
+        for (uint32_t i = 0; i < k.n_query; i++) {
+            const uint32_t vis = visible(k, span, i);
+            const float2 f = merge_factors(&r[i], span_m[i], span_l[i]);
+            float *part =
+                SPLIT ? part_at(a, k.tok + i / k.rep, k.kv_head * k.rep + i % k.rep, span) : nullptr;
+
+            for (uint32_t c = threadIdx.x; c < dim; c += THREADS) {
+                float s = 0;
+
+                for (uint32_t p = 0; p < vis; p++)
+                    s = fmaf(score[i * SCORE_LD + p], kv_element(a.kv, vb, (size_t)p * dim + c), s);
+                if (SPLIT)
+                    part[c] = s;
+                else
+                    plain_shared[i * dim + c] = merged(plain_shared[i * dim + c], s, f);
+            }
+            if (SPLIT && threadIdx.x == 0) {
+                part[dim] = span_m[i];
+                part[dim + 1] = span_l[i];
+            }
+        }
+        __syncthreads();
+    }
+    for (uint32_t i = 0; !SPLIT && i < k.n_query; i++)
+        for (uint32_t c = threadIdx.x; c < dim; c += THREADS)
+            a.y[query_at(k, a, i) + c] = plain_shared[i * dim + c] / r[i].l;
+}
+
+/* ---- choosing
+ * ------------------------------------------------------------------------------------------------------- */
+
+template <bool SPLIT> static void launch(cudaStream_t s, const cu_attention *a, const cu_batch *b, dim3 grid)
+{
+    const uint32_t dim = a->kv.dim, bytes = tensor_layout(dim).total;
+
+    if (!a->kv.bf16 || dim % 32)
+        attend_plain<SPLIT><<<grid, THREADS, SPLIT ? 0 : QUERIES * dim * 4, s>>>(*a, *b);
+    else if (dim <= 128)
+        attend_tensor<1, SPLIT><<<grid, THREADS, bytes, s>>>(*a, *b);
+    else if (dim <= 256)
+        attend_tensor<2, SPLIT><<<grid, THREADS, bytes, s>>>(*a, *b);
+    else
+        attend_tensor<4, SPLIT><<<grid, THREADS, bytes, s>>>(*a, *b);
+}
+
+void cu_attend(cudaStream_t s, const struct cu_attention *a, const struct cu_batch *b,
+               const struct cu_shape *h)
+{
+    const uint32_t rep = a->n_head / a->kv.n_kv, per = rep < QUERIES ? QUERIES / rep : 1;
+    const uint32_t n_block = (h->max_seq_tok + per - 1) / per;
+
+    if (h->n_tok <= CU_SPLIT_TOKENS && h->max_span > 1) {
+        launch<true>(s, a, b, dim3(h->max_span, a->kv.n_kv, h->n_seq * n_block));
+        merge<<<dim3(a->n_head, h->n_tok), 128, 0, s>>>(*a, *b);
+    } else {
+        launch<false>(s, a, b, dim3(n_block, a->kv.n_kv, h->n_seq));
+    }
+}
+
+template <int NP, bool SPLIT> static cudaError_t allow(uint32_t dim)
+{
+    return cudaFuncSetAttribute(attend_tensor<NP, SPLIT>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                (int)tensor_layout(dim).total);
+}
+
+cudaError_t cu_attend_setup(uint32_t dim)
+{
+    cudaError_t e = cudaFuncSetAttribute(attend_plain<false>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                         (int)(QUERIES * dim * 4));
+
+    if (e != cudaSuccess)
+        return e;
+    if (dim <= 128)
+        return allow<1, true>(dim) == cudaSuccess ? allow<1, false>(dim) : cudaErrorInvalidValue;
+    if (dim <= 256)
+        return allow<2, true>(dim) == cudaSuccess ? allow<2, false>(dim) : cudaErrorInvalidValue;
+    return allow<4, true>(dim) == cudaSuccess ? allow<4, false>(dim) : cudaErrorInvalidValue;
+}

@@ -1,0 +1,141 @@
+/*
+ * Private types of the CUDA backend's host side. A device has one stream; everything a plan does is ordered
+ * on it. All memory is taken in open, alloc and compile; a step takes none.
+ *
+ * SPDX-License-Identifier: MIT
+ */
+#ifndef ESP_BACKEND_CUDA_PLUGIN_CUDA_H
+#define ESP_BACKEND_CUDA_PLUGIN_CUDA_H
+
+#include "backend/backend.h"
+#include "backend/cuda/plugin/kernels.h"
+
+struct cuda_weight { /* a matrix in device memory, shared by the plans that use it */
+    const struct esp_weight *key;
+    struct cu_weight w;
+    void *codes, *scales;
+    uint32_t refs; /* 0: a free place of the table */
+};
+
+struct cuda_dev {
+    struct esp_dev base;
+    int index;
+    cudaStream_t stream;
+    bool tiled; /* has the shared memory of the tiled products */
+    bool early; /* knows programmatic launches */
+    uint32_t n_multiprocessor;
+    struct cuda_weight **weights; /* places stay where they are; plans point at them */
+    uint32_t n_weight, cap_weight;
+    struct esp_plan *running; /* whose logits wait() has to hand over */
+};
+
+struct cuda_buf {
+    struct esp_buf base; /* host NULL */
+    uint8_t *mem;
+};
+
+enum {
+    CUDA_MAX_GROUP = 16,    /* products of one step */
+    CUDA_LOGIT_ROWS = 128,  /* rows of logits in device memory at once */
+    CUDA_HOST_ROWS = 16,    /* of them in page-locked memory at once */
+    CUDA_GRAPH_TOKENS = 16, /* steps of up to so many tokens are captured as graphs */
+    CUDA_MAX_GRAPH = 32,
+    CUDA_SPREAD_ROWS = 256, /* products of up to so many rows may be spread over more blocks by parts */
+};
+
+enum cuda_step_kind { CUDA_STEP_OP, CUDA_STEP_LINEAR, CUDA_STEP_ADD_NORM };
+
+struct cuda_step {
+    enum cuda_step_kind kind;
+    uint32_t op, n_op; /* ops [op, op + n_op) of the tape */
+    bool prepare;      /* LINEAR: the input must be put into product form first */
+    bool emit;         /* OP, ADD_NORM: writes its result in product form too */
+    bool products;     /* LINEAR: some weight goes to the tensor cores */
+};
+
+struct cuda_graph {
+    struct cu_shape shape; /* zeros: a free place */
+    cudaGraphExec_t exec;  /* NULL: seen once */
+};
+
+/* Byte offsets of a batch's arrays in its staging memory. */
+struct cuda_batch_layout {
+    size_t ids, pos, tok_seq, out_rows, seqs, pages, bytes;
+};
+
+struct esp_plan {
+    struct cuda_dev *dev;
+    const struct esp_tape *tape;
+    struct esp_pools pools;
+    struct esp_plan_opts opts;
+    uint32_t n_term; /* bf16 terms of an activation in products */
+    struct cuda_step *steps;
+    uint32_t n_step;
+    struct cuda_weight **weights; /* [n_op] NULL where the op has none */
+    size_t *value_off;            /* [n_value] */
+    const float **vec0, **vec1;   /* [n_op] device copies */
+    /* Offsets into device scratch. */
+    size_t values_bytes, act_term, act_bytes, rope_bytes, parts_bytes, spread_bytes, logits_bytes, vec_bytes;
+    size_t act_off, rope_off, parts_off, spread_off, logits_off, vec_off, batch_off, scratch_bytes;
+    uint32_t act_rows, part_spans, logit_rows, host_rows;
+    struct cuda_batch_layout bl;
+    uint8_t *scratch;   /* device */
+    uint8_t *staging;   /* page-locked: the batch's arrays */
+    float *host_logits; /* page-locked [host_rows][n_vocab] */
+    struct cu_rope rope;
+    struct cu_batch on_device;
+    const struct esp_batch *batch; /* of the running step */
+    bool deliver;                  /* host_logits hold n_out rows once the stream is idle */
+    float *tap_rows;               /* largest value, allocated by the first tap */
+    struct cuda_graph graphs[CUDA_MAX_GRAPH];
+    uint32_t next_graph;
+};
+
+static inline uint8_t *cuda_mem(const struct esp_buf *b)
+{
+    return ((const struct cuda_buf *)(const void *)b)->mem;
+}
+
+static inline float *plan_value(const struct esp_plan *p, esp_val v)
+{
+    return (float *)(void *)(p->scratch + p->value_off[v]);
+}
+
+static inline uint32_t plan_width(const struct esp_plan *p, esp_val v)
+{
+    return p->tape->values[v].width;
+}
+
+/* ESP_ENOMEM for out of device memory, else ESP_EDEVICE; what: what was being done. */
+esp_status cuda_failed(esp_error *err, cudaError_t e, const char *what);
+#define CUDA_TRY(call, what)                                                                                 \
+    do {                                                                                                     \
+        const cudaError_t try_error_ = (call);                                                               \
+        if (try_error_ != cudaSuccess)                                                                       \
+            return cuda_failed(err, try_error_, what);                                                       \
+    } while (0)
+esp_status cuda_use(const struct cuda_dev *d, esp_error *err);
+
+/* weights.c: take a reference to w's copy on the device, making it when there is none. */
+esp_status cuda_weight_take(struct cuda_dev *d, const struct esp_weight *w, struct cuda_weight **out,
+                            esp_error *err);
+void cuda_weight_release(struct cuda_weight *w);
+
+/* plan.c */
+bool cuda_can(const struct esp_dev *d, const struct esp_op *op);
+esp_status cuda_plan_bytes(struct esp_dev *d, const struct esp_tape *t, const struct esp_layout *l,
+                           const struct esp_plan_opts *o, size_t *bytes, esp_error *err);
+esp_status cuda_compile(struct esp_dev *d, const struct esp_tape *t, const struct esp_pools *pools,
+                        const struct esp_plan_opts *o, struct esp_plan **out, esp_error *err);
+void cuda_plan_free(struct esp_plan *p);
+
+/* launch.c: put the kernels of one step on the stream. */
+void cuda_launch(const struct esp_plan *p, const struct cuda_step *s, const struct cu_shape *h);
+/* Logits of output rows [row0, row0 + n_row), to the start of the plan's logits. */
+void cuda_launch_logits(const struct esp_plan *p, const struct cuda_step *s, uint32_t row0, uint32_t n_row);
+
+/* run.c */
+esp_status cuda_run(struct esp_plan *p, const struct esp_batch *b, esp_error *err);
+esp_status cuda_wait(struct esp_dev *d, esp_error *err);
+
+#endif

@@ -1,0 +1,141 @@
+/*
+ * Device functions that several kernels share: conversions, fixed-order reductions, and writing a value
+ * together with its form for products.
+ *
+ * SPDX-License-Identifier: MIT
+ */
+#ifndef ESP_BACKEND_CUDA_PLUGIN_DEVICE_CUH
+#define ESP_BACKEND_CUDA_PLUGIN_DEVICE_CUH
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include "backend/cuda/plugin/kernels.h"
+
+static __device__ __forceinline__ float cu_bf16(uint16_t v)
+{
+    return __uint_as_float((uint32_t)v << 16);
+}
+
+/* Low half: a; high half: b; round to nearest even. */
+static __device__ __forceinline__ uint32_t cu_bf16x2(float a, float b)
+{
+    __nv_bfloat162 v = __floats2bfloat162_rn(a, b);
+
+    return *reinterpret_cast<uint32_t *>(&v);
+}
+
+static __device__ __forceinline__ float cu_sigmoid(float x)
+{
+    return 1.0f / (1.0f + expf(-x));
+}
+
+static __device__ __forceinline__ float cu_silu(float x)
+{
+    return x / (1.0f + expf(-x));
+}
+
+/*
+ * Programmatic launches: the kernel before says when the next may start, and the next waits here until the
+ * one before has finished and its results can be seen. Without such a launch both do nothing.
+ */
+static __device__ __forceinline__ void cu_let_next_start(void)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+
+static __device__ __forceinline__ void cu_wait_for_inputs(void)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+/* Sum over a warp: every lane gets the same bits (a butterfly of commuting additions). */
+static __device__ __forceinline__ float cu_warp_sum(float v)
+{
+#pragma unroll
+    for (int m = 16; m; m >>= 1)
+        v += __shfl_xor_sync(0xffffffffu, v, m);
+    return v;
+}
+
+/* Sum over a block of whole warps, the same for every thread; red has 32 floats. */
+static __device__ __forceinline__ float cu_block_sum(float v, float *red)
+{
+    const uint32_t lane = threadIdx.x & 31, warp = threadIdx.x >> 5, n = blockDim.x >> 5;
+    float s;
+
+    v = cu_warp_sum(v);
+    __syncthreads(); /* red may still be read from an earlier sum */
+    if (lane == 0)
+        red[warp] = v;
+    __syncthreads();
+    s = red[0];
+    for (uint32_t i = 1; i < n; i++)
+        s += red[i];
+    return s;
+}
+
+static __device__ __forceinline__ void cu_load8(const float *p, float v[8])
+{
+    const float4 a = *reinterpret_cast<const float4 *>(p), b = *reinterpret_cast<const float4 *>(p + 4);
+
+    v[0] = a.x, v[1] = a.y, v[2] = a.z, v[3] = a.w, v[4] = b.x, v[5] = b.y, v[6] = b.z, v[7] = b.w;
+}
+
+static __device__ __forceinline__ void cu_store8(float *p, const float v[8])
+{
+    *reinterpret_cast<float4 *>(p) = make_float4(v[0], v[1], v[2], v[3]);
+    *reinterpret_cast<float4 *>(p + 4) = make_float4(v[4], v[5], v[6], v[7]);
+}
+
+/*
+ * Elements [k, k + 8) of row `row` in the form for products. The four lanes that hold 32 consecutive elements
+ * (lane % 4 rising) call together; width is a multiple of 32 there.
+ */
+static __device__ __forceinline__ void cu_emit8(const cu_act &a, uint32_t row, uint32_t k, const float v[8])
+{
+    const uint32_t four = 0xfu << (threadIdx.x & 28);
+    float rest[8], sum = 0;
+
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+        rest[i] = v[i];
+#pragma unroll
+    for (uint32_t term = 0; term < CU_MAX_TERM; term++) {
+        uint32_t pack[4];
+
+        if (term >= a.n_term)
+            break;
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            pack[i] = cu_bf16x2(rest[2 * i], rest[2 * i + 1]);
+            rest[2 * i] -= cu_bf16((uint16_t)(pack[i] & 0xffff));
+            rest[2 * i + 1] -= cu_bf16((uint16_t)(pack[i] >> 16));
+        }
+        *reinterpret_cast<uint4 *>(a.t[term] + (size_t)row * a.ld + k) =
+            make_uint4(pack[0], pack[1], pack[2], pack[3]);
+    }
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+        sum += v[i] - rest[i]; /* what the terms add up to */
+    sum += __shfl_xor_sync(four, sum, 1);
+    sum += __shfl_xor_sync(four, sum, 2);
+    if ((k & 31) == 0)
+        a.sums[(size_t)(k >> 5) * a.max_row + row] = sum;
+}
+
+/* acc += A (16 x 16, rows) * B (16 x 8, columns), bf16 in, f32 sums. Lane layout: PTX ISA, mma.m16n8k16. */
+static __device__ __forceinline__ void cu_mma(float acc[4], uint32_t a0, uint32_t a1, uint32_t a2,
+                                              uint32_t a3, uint32_t b0, uint32_t b1)
+{
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+                 "{%0,%1,%2,%3};"
+                 : "+f"(acc[0]), "+f"(acc[1]), "+f"(acc[2]), "+f"(acc[3])
+                 : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+
+#endif

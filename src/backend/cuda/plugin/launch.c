@@ -1,0 +1,273 @@
+/*
+ * From a step of a plan to kernels on the stream. Everything that changes from step to step is read by the
+ * kernels from the batch in device memory; arguments depend on the plan and the step's shape alone, so a
+ * captured graph can be replayed for every step of that shape.
+ *
+ * SPDX-License-Identifier: MIT
+ */
+#include "backend/cuda/plugin/cuda.h"
+
+static uint32_t rows_of(const struct esp_plan *p, esp_val v, const struct cu_shape *h)
+{
+    return p->tape->values[v].rows == ESP_ROWS_TOKEN ? h->n_tok : h->n_out;
+}
+
+/* Product form of rows of n_in elements; wanted false: none is written. */
+static struct cu_act act_of(const struct esp_plan *p, uint32_t n_in, bool wanted)
+{
+    uint8_t *at = p->scratch + p->act_off;
+    struct cu_act a = {.sums = (void *)(at + p->n_term * p->act_term),
+                       .ld = (n_in + 127) / 128 * 128,
+                       .max_row = p->act_rows,
+                       .n_term = wanted ? p->n_term : 0};
+
+    for (uint32_t i = 0; i < p->n_term; i++)
+        a.t[i] = (void *)(at + i * p->act_term);
+    return a;
+}
+
+/* ---- products
+ * ------------------------------------------------------------------------------------------------------- */
+
+typedef void (*product_fn)(cudaStream_t s, const struct cu_linears *l, const struct cu_act *x,
+                           uint32_t n_row);
+
+static product_fn product_of(uint32_t format)
+{
+    switch (format) {
+    case CU_BF16:
+        return cu_linear_bf16;
+    case CU_Q2:
+        return cu_linear_q2;
+    case CU_Q4:
+        return cu_linear_q4;
+    case CU_Q8:
+        return cu_linear_q8;
+    default:
+        return NULL; /* dense */
+    }
+}
+
+/* Rows [row0, row0 + n_row) of the step's input through the weights of one kernel family. */
+static void flush(const struct esp_plan *p, struct cu_linears *l, const struct cu_act *act, const float *x,
+                  uint32_t n_row)
+{
+    product_fn f;
+
+    if (l->n == 0)
+        return;
+    f = product_of(l->w[0].format);
+    if (f)
+        f(p->dev->stream, l, act, n_row);
+    else
+        cu_linear_dense(p->dev->stream, l, x, n_row);
+    l->n = 0;
+}
+
+static struct cu_linears linears_of(const struct esp_plan *p)
+{
+    return (struct cu_linears){.tiled = p->dev->tiled,
+                               .early = p->dev->early,
+                               .n_multiprocessor = p->dev->n_multiprocessor,
+                               .parts = (float *)(void *)(p->scratch + p->spread_off),
+                               .parts_bytes = p->spread_bytes};
+}
+
+static bool same_family(uint32_t a, uint32_t b)
+{
+    return product_of(a) == product_of(b);
+}
+
+static void products(const struct esp_plan *p, const struct cuda_step *s, const struct cu_shape *h)
+{
+    const struct esp_op *ops = p->tape->ops + s->op;
+    uint32_t n_row = rows_of(p, ops[0].a, h), n_in = plan_width(p, ops[0].a);
+    const float *x = plan_value(p, ops[0].a);
+    const struct cu_act act = act_of(p, n_in, true);
+    bool done[CUDA_MAX_GROUP] = {false};
+
+    if (n_row == 0)
+        return;
+    if (s->prepare)
+        cu_prepare(p->dev->stream, x, n_in, n_row, &act);
+    for (uint32_t i = 0; i < s->n_op; i++) { /* weights of equal format share a launch */
+        struct cu_linears l = linears_of(p);
+
+        for (uint32_t j = i; j < s->n_op; j++) {
+            const struct cu_weight *w = &p->weights[s->op + j]->w;
+
+            if (done[j] || !same_family(w->format, p->weights[s->op + i]->w.format))
+                continue;
+            done[j] = true;
+            l.w[l.n] = *w;
+            l.y[l.n++] = plan_value(p, ops[j].out);
+            if (l.n == CU_MAX_LINEAR)
+                flush(p, &l, &act, x, n_row);
+        }
+        flush(p, &l, &act, x, n_row);
+    }
+}
+
+void cuda_launch_logits(const struct esp_plan *p, const struct cuda_step *s, uint32_t row0, uint32_t n_row)
+{
+    const struct esp_op *op = &p->tape->ops[s->op];
+    uint32_t n_in = plan_width(p, op->a);
+    const float *x = plan_value(p, op->a) + (size_t)row0 * n_in;
+    struct cu_act act = act_of(p, n_in, true);
+    struct cu_linears l = linears_of(p);
+
+    l.n = 1;
+    l.w[0] = p->weights[s->op]->w;
+    l.y[0] = (float *)(void *)(p->scratch + p->logits_off);
+    for (uint32_t i = 0; i < p->n_term; i++)
+        act.t[i] += (size_t)row0 * act.ld;
+    act.sums += row0;
+    if (s->prepare)
+        cu_prepare(p->dev->stream, x, n_in, n_row, &act);
+    flush(p, &l, &act, x, n_row);
+}
+
+/* ---- single ops
+ * ------------------------------------------------------------------------------------------------------ */
+
+static struct cu_kv kv_of(const struct esp_plan *p, uint32_t layer)
+{
+    const struct esp_layout *l = &p->pools.layout;
+
+    return (struct cu_kv){.pages = cuda_mem(p->pools.pages),
+                          .page_bytes = l->page_bytes,
+                          .layer_off = layer * l->page_layer,
+                          .plane = l->kv_plane,
+                          .n_kv = l->n_kv_head,
+                          .dim = l->head_dim,
+                          .bf16 = l->kv == ESP_KV_BF16};
+}
+
+static struct cu_delta delta_of(const struct esp_plan *p, uint32_t layer)
+{
+    const struct esp_layout *l = &p->pools.layout;
+
+    return (struct cu_delta){.slots = cuda_mem(p->pools.slots),
+                             .journals =
+                                 p->pools.journals ? (float *)(void *)cuda_mem(p->pools.journals) : NULL,
+                             .slot_bytes = l->slot_bytes,
+                             .layer_off = layer * l->slot_layer,
+                             .s_off = l->s_off,
+                             .k_off = l->k_off,
+                             .u_off = l->u_off,
+                             .g_off = l->g_off,
+                             .conv_off = l->conv_off,
+                             .kh = l->kh,
+                             .vh = l->vh,
+                             .dk = l->dk,
+                             .dv = l->dv,
+                             .conv_dim = l->conv_dim,
+                             .n_delta = l->n_delta,
+                             .layer = layer,
+                             .journal_rows = p->pools.journal_rows};
+}
+
+static struct cu_heads heads_of(const struct esp_plan *p, const struct esp_op *op)
+{
+    return (struct cu_heads){
+        .n_head = op->n_head, .stride = op->stride, .dim = plan_width(p, op->out) / op->n_head};
+}
+
+static void mixer_op(const struct esp_plan *p, uint32_t i, const struct cu_shape *h)
+{
+    const struct esp_op *op = &p->tape->ops[i];
+    const struct cu_batch *b = &p->on_device;
+    struct cu_batch batch = *b;
+    cudaStream_t s = p->dev->stream;
+
+    batch.n_seq = h->n_seq;
+    if (op->kind == ESP_OP_KV_APPEND) {
+        const struct cu_kv kv = kv_of(p, op->layer);
+
+        cu_kv_append(s, &kv, plan_value(p, op->a), plan_value(p, op->b), &batch, h->n_tok);
+    } else if (op->kind == ESP_OP_ATTEND) {
+        const struct cu_attention a = {.kv = kv_of(p, op->layer),
+                                       .q = plan_value(p, op->a),
+                                       .y = plan_value(p, op->out),
+                                       .parts = (float *)(void *)(p->scratch + p->parts_off),
+                                       .n_head = op->n_head,
+                                       .part_spans = p->part_spans};
+
+        cu_attend(s, &a, &batch, h);
+    } else {
+        const struct cu_delta d = delta_of(p, op->layer);
+
+        if (op->kind == ESP_OP_CONV)
+            cu_conv(s, &d, plan_value(p, op->a), p->vec0[i], plan_value(p, op->out), &batch, h);
+        else
+            cu_delta_rule(s, &d, plan_value(p, op->a), plan_value(p, op->b), plan_value(p, op->out), &batch,
+                          h);
+    }
+}
+
+static void row_op(const struct esp_plan *p, uint32_t i, const struct cu_shape *h, bool emit)
+{
+    const struct esp_op *op = &p->tape->ops[i];
+    cudaStream_t s = p->dev->stream;
+
+    if (op->kind == ESP_OP_HIDDEN) /* no batch may ask for these rows: cuda_run() */
+        return;
+    uint32_t n = plan_width(p, op->out), n_row = rows_of(p, op->out, h);
+    const float *a = op->a != ESP_NO_VAL ? plan_value(p, op->a) : NULL;
+    const float *b = op->b != ESP_NO_VAL ? plan_value(p, op->b) : NULL;
+    float *y = plan_value(p, op->out);
+    const struct cu_act act = act_of(p, n, emit);
+
+    if (n_row == 0)
+        return;
+    switch (op->kind) {
+    case ESP_OP_EMBED:
+        cu_embed(s, &p->weights[i]->w, &p->on_device, y, n_row);
+        break;
+    case ESP_OP_RMSNORM:
+        cu_rmsnorm(s, a, p->vec0[i], op->eps, y, n_row, n, &act);
+        break;
+    case ESP_OP_ADD:
+        cu_add(s, a, b, y, (size_t)n_row * n);
+        break;
+    case ESP_OP_HEAD_ROPE:
+        cu_head_rope(s, a, p->vec0[i], op->eps, op->scale, heads_of(p, op), &p->rope, y, n_row);
+        break;
+    case ESP_OP_HEAD_GATE:
+        cu_head_gate(s, a, b, heads_of(p, op), y, n_row, &act);
+        break;
+    case ESP_OP_GATES:
+        cu_gates(s, a, b, p->vec0[i], p->vec1[i], y, n_row, n / 2);
+        break;
+    case ESP_OP_GATED_NORM:
+        cu_gated_norm(s, a, b, p->vec0[i], op->eps, heads_of(p, op), y, n_row, &act);
+        break;
+    case ESP_OP_SWIGLU:
+        cu_swiglu(s, a, b, y, n_row, n, &act);
+        break;
+    default: /* GATHER */
+        cu_gather(s, &p->on_device, a, y, n_row, n);
+        break;
+    }
+}
+
+void cuda_launch(const struct esp_plan *p, const struct cuda_step *s, const struct cu_shape *h)
+{
+    const struct esp_op *op = &p->tape->ops[s->op];
+
+    if (s->kind == CUDA_STEP_LINEAR) {
+        products(p, s, h);
+    } else if (s->kind == CUDA_STEP_ADD_NORM) {
+        uint32_t n = plan_width(p, op->out), n_row = rows_of(p, op->out, h);
+        const struct cu_act act = act_of(p, n, s->emit);
+
+        if (n_row)
+            cu_add_rmsnorm(p->dev->stream, plan_value(p, op->a), plan_value(p, op->b), plan_value(p, op->out),
+                           p->vec0[s->op + 1], op[1].eps, plan_value(p, op[1].out), n_row, n, &act);
+    } else if (op->kind == ESP_OP_KV_APPEND || op->kind == ESP_OP_ATTEND || op->kind == ESP_OP_CONV ||
+               op->kind == ESP_OP_DELTA) {
+        mixer_op(p, s->op, h);
+    } else {
+        row_op(p, s->op, h, s->emit);
+    }
+}

@@ -1,0 +1,16 @@
+/*
+ * Products with affine codes of up to 8 bits; one file a format, so that formats compile side by side.
+ *
+ * SPDX-License-Identifier: MIT
+ */
+#include "backend/cuda/plugin/linear.cuh"
+
+void cu_linear_q8(cudaStream_t s, const struct cu_linears *l, const struct cu_act *x, uint32_t n_row)
+{
+    launch_linear<CU_Q8>(s, l, x, n_row);
+}
+
+cudaError_t cu_linear_setup_q8(void)
+{
+    return setup_linear<CU_Q8>();
+}

@@ -1,0 +1,425 @@
+/*
+ * Compiling a tape for CUDA: cut it into steps (products of one input together, a sum with the norm that
+ * follows), upload weights and vectors, and lay device memory out. The layout is a function of the tape and
+ * the limits alone.
+ *
+ * SPDX-License-Identifier: MIT
+ */
+#include "backend/cuda/plugin/cuda.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "base/mem.h"
+
+#include "backend/place.h"
+
+_Static_assert((int)CU_SPAN == (int)ESP_SPAN && (int)CU_CHUNK == (int)ESP_CHUNK &&
+                   (int)CU_TAPS == (int)ESP_CONV_TAPS,
+               "kernels.h repeats these for files that cannot include C headers");
+
+enum { QUERIES = 16 /* heads of one KV head that the attention kernels take */ };
+
+static size_t pad(size_t n)
+{
+    return (n + 255) & ~(size_t)255;
+}
+
+static bool is_product(const struct esp_op *op)
+{
+    return op->kind == ESP_OP_LINEAR || op->kind == ESP_OP_LOGITS;
+}
+
+/* Whether a weight goes to the tensor cores, which want their input in product form. */
+static bool on_tensor_cores(const struct esp_weight *w)
+{
+    return w->format != ESP_FORMAT_F32 && w->format != ESP_FORMAT_F16;
+}
+
+bool cuda_can(const struct esp_dev *d, const struct esp_op *op)
+{
+    (void)d; /* the draft layer's ops and trellis codes have no kernels here yet */
+    return op->kind != ESP_OP_INPUT && op->kind != ESP_OP_CONCAT &&
+           (!op->w || op->w->format <= ESP_FORMAT_AFFINE8);
+}
+
+/* Shapes that the kernels do not take, checked once where widths are known. */
+static esp_status check_shapes(const struct esp_tape *t, const struct esp_layout *l, esp_error *err)
+{
+    for (uint32_t i = 0; i < t->n_op; i++) {
+        const struct esp_op *op = &t->ops[i];
+        uint32_t width = op->out != ESP_NO_VAL ? t->values[op->out].width : 0;
+        bool by_8 = op->kind == ESP_OP_RMSNORM || op->kind == ESP_OP_SWIGLU || op->kind == ESP_OP_HEAD_ROPE ||
+                    op->kind == ESP_OP_HEAD_GATE || op->kind == ESP_OP_GATED_NORM;
+        uint32_t dim = by_8 && op->n_head ? width / op->n_head : width;
+
+        if (by_8 && (dim % 8 || op->stride % 8))
+            return esp_fail(err, ESP_EUNSUPPORTED,
+                            "cuda: op %u (%s) with rows of %u; multiples of 8 are supported", i,
+                            esp_op_name(op->kind), dim);
+        if (op->kind == ESP_OP_ATTEND && op->n_head / l->n_kv_head > QUERIES)
+            return esp_fail(err, ESP_EUNSUPPORTED,
+                            "cuda: %u query heads to a KV head; at most %d are supported",
+                            op->n_head / l->n_kv_head, QUERIES);
+    }
+    return ESP_OK;
+}
+
+/* ---- steps
+ * ----------------------------------------------------------------------------------------------------------
+ */
+
+static void make_linear(struct esp_plan *p, struct cuda_step *s)
+{
+    const struct esp_op *ops = p->tape->ops;
+
+    s->kind = CUDA_STEP_LINEAR;
+    s->n_op = 0;
+    do {
+        s->products |= on_tensor_cores(ops[s->op + s->n_op].w);
+        s->n_op++;
+    } while (s->op + s->n_op < p->tape->n_op && s->n_op < CUDA_MAX_GROUP &&
+             ops[s->op + s->n_op].kind == ops[s->op].kind && ops[s->op + s->n_op].a == ops[s->op].a);
+    s->prepare = s->products;
+}
+
+/* The value that a step leaves in product form if asked to, or ESP_NO_VAL. */
+static esp_val emits(const struct esp_plan *p, const struct cuda_step *s)
+{
+    const struct esp_op *op = &p->tape->ops[s->op + s->n_op - 1];
+    uint32_t width;
+
+    if (s->kind == CUDA_STEP_LINEAR || op->out == ESP_NO_VAL)
+        return ESP_NO_VAL;
+    width = plan_width(p, op->out);
+    if (width % 128) /* padding is cu_prepare()'s work */
+        return ESP_NO_VAL;
+    switch (op->kind) {
+    case ESP_OP_RMSNORM:
+    case ESP_OP_SWIGLU:
+    case ESP_OP_HEAD_GATE:
+        return op->out;
+    case ESP_OP_GATED_NORM:
+        return width / op->n_head % 32 == 0 ? op->out : ESP_NO_VAL;
+    default:
+        return ESP_NO_VAL;
+    }
+}
+
+static void make_steps(struct esp_plan *p)
+{
+    const struct esp_tape *t = p->tape;
+
+    for (uint32_t i = 0; i < t->n_op; i += p->steps[p->n_step - 1].n_op) {
+        struct cuda_step *s = &p->steps[p->n_step++];
+        const struct esp_op *op = &t->ops[i], *next = i + 1 < t->n_op ? op + 1 : NULL;
+
+        *s = (struct cuda_step){.kind = CUDA_STEP_OP, .op = i, .n_op = 1};
+        if (is_product(op)) {
+            make_linear(p, s);
+        } else if (op->kind == ESP_OP_ADD && next && next->kind == ESP_OP_RMSNORM && next->a == op->out &&
+                   plan_width(p, op->out) % 8 == 0) {
+            s->kind = CUDA_STEP_ADD_NORM;
+            s->n_op = 2;
+        }
+    }
+    for (uint32_t i = 1; i < p->n_step; i++)
+        if (p->steps[i].prepare && emits(p, &p->steps[i - 1]) == t->ops[p->steps[i].op].a) {
+            p->steps[i - 1].emit = true;
+            p->steps[i].prepare = false;
+        }
+}
+
+/* ---- memory
+ * ---------------------------------------------------------------------------------------------------------
+ */
+
+static uint32_t vec_floats(const struct esp_tape *t, const struct esp_op *op)
+{
+    uint32_t width = op->a != ESP_NO_VAL ? t->values[op->a].width : 0;
+
+    switch (op->kind) {
+    case ESP_OP_RMSNORM:
+    case ESP_OP_GATES:
+        return width;
+    case ESP_OP_HEAD_ROPE:
+    case ESP_OP_GATED_NORM:
+        return t->values[op->out].width / op->n_head;
+    case ESP_OP_CONV:
+        return width * ESP_CONV_TAPS;
+    default:
+        return 0;
+    }
+}
+
+static void lay_out_act(struct esp_plan *p)
+{
+    const struct esp_tape *t = p->tape;
+    uint32_t rows = p->opts.max_tok > p->opts.max_out ? p->opts.max_tok : p->opts.max_out;
+    size_t ld = 0;
+
+    p->act_rows = (rows + 127) / 128 * 128;
+    for (uint32_t i = 0; i < t->n_op; i++)
+        if (is_product(&t->ops[i]) && ((size_t)t->ops[i].w->n_in + 127) / 128 * 128 > ld)
+            ld = ((size_t)t->ops[i].w->n_in + 127) / 128 * 128;
+    p->act_term = pad(p->act_rows * ld * 2);
+    p->act_bytes = p->act_term * p->n_term + pad(ld / 32 * p->act_rows * sizeof(float));
+}
+
+static void lay_out_batch(struct esp_plan *p)
+{
+    struct cuda_batch_layout *b = &p->bl;
+    size_t tok = p->opts.max_tok, pages = (p->opts.context + ESP_SPAN - 1) / ESP_SPAN;
+
+    b->ids = 0;
+    b->pos = b->ids + pad(tok * 4);
+    b->tok_seq = b->pos + pad(tok * 12);
+    b->out_rows = b->tok_seq + pad(tok * 4);
+    b->seqs = b->out_rows + pad((size_t)p->opts.max_out * 4);
+    b->pages = b->seqs + pad(p->opts.max_seq * sizeof(struct cu_seq)); /* last: a step uploads what it uses */
+    b->bytes = b->pages + pad(p->opts.max_seq * pages * 4);
+}
+
+static size_t parts_bytes(const struct esp_plan *p)
+{
+    const struct esp_layout *l = &p->pools.layout;
+    size_t rows = p->opts.max_tok < CU_SPLIT_TOKENS ? p->opts.max_tok : CU_SPLIT_TOKENS, n_head = 0;
+
+    for (uint32_t i = 0; i < p->tape->n_op; i++)
+        if (p->tape->ops[i].kind == ESP_OP_ATTEND && p->tape->ops[i].n_head > n_head)
+            n_head = p->tape->ops[i].n_head;
+    return rows * n_head * p->part_spans * (l->head_dim + 8) * sizeof(float);
+}
+
+/* Parts of the widest product that is narrow enough to be spread: below 96 blocks of 128 outputs. */
+static size_t spread_bytes(const struct esp_plan *p)
+{
+    size_t rows = p->opts.max_tok < CUDA_SPREAD_ROWS ? p->opts.max_tok : CUDA_SPREAD_ROWS, most = 0;
+
+    for (uint32_t i = 0; i < p->tape->n_op; i++)
+        if (is_product(&p->tape->ops[i]) && p->tape->ops[i].w->n_out > most)
+            most = p->tape->ops[i].w->n_out;
+    return rows > CU_FEW_ROWS ? CU_PARTS * rows * (most < 8192 ? most : 8192) * sizeof(float) : 0;
+}
+
+static esp_status lay_out(struct esp_plan *p, esp_error *err)
+{
+    const struct esp_tape *t = p->tape;
+
+    p->steps = esp_alloc_array(t->n_op, sizeof *p->steps);
+    p->weights = esp_alloc_array(t->n_op, sizeof *p->weights);
+    p->vec0 = esp_alloc_array(t->n_op, sizeof *p->vec0);
+    p->vec1 = esp_alloc_array(t->n_op, sizeof *p->vec1);
+    p->value_off = esp_alloc_array(t->n_value, sizeof *p->value_off);
+    if (!p->steps || !p->weights || !p->vec0 || !p->vec1 || !p->value_off)
+        return esp_fail(err, ESP_ENOMEM, "plan of %u ops: out of memory", t->n_op);
+    make_steps(p);
+    p->values_bytes = pad(esp_place_values(t, &p->opts, p->value_off));
+    lay_out_act(p);
+    lay_out_batch(p);
+    p->rope_bytes = pad((size_t)p->opts.max_tok * 2 * t->rope.n_half * sizeof(float));
+    p->part_spans = (p->opts.context + ESP_SPAN - 1) / ESP_SPAN;
+    p->parts_bytes = pad(parts_bytes(p));
+    p->spread_bytes = pad(spread_bytes(p));
+    p->logit_rows = p->opts.max_out < CUDA_LOGIT_ROWS ? p->opts.max_out : CUDA_LOGIT_ROWS;
+    p->host_rows = p->opts.max_out < CUDA_HOST_ROWS ? p->opts.max_out : CUDA_HOST_ROWS;
+    p->logits_bytes = pad((size_t)p->logit_rows * t->n_vocab * sizeof(float));
+    p->vec_bytes = pad(t->rope.n_half * sizeof(float)) + pad(t->rope.n_half);
+    for (uint32_t i = 0; i < t->n_op; i++)
+        p->vec_bytes += pad(vec_floats(t, &t->ops[i]) * sizeof(float)) * (t->ops[i].vec1 ? 2 : 1);
+    p->act_off = p->values_bytes;
+    p->rope_off = p->act_off + p->act_bytes;
+    p->parts_off = p->rope_off + p->rope_bytes;
+    p->spread_off = p->parts_off + p->parts_bytes;
+    p->logits_off = p->spread_off + p->spread_bytes;
+    p->vec_off = p->logits_off + p->logits_bytes;
+    p->batch_off = p->vec_off + p->vec_bytes;
+    p->scratch_bytes = p->batch_off + p->bl.bytes;
+    return ESP_OK;
+}
+
+/* ---- uploads
+ * -------------------------------------------------------------------------------------------------------- */
+
+/* Copy n bytes to the next place of the vector region, which *off counts. */
+static esp_status put(struct esp_plan *p, size_t *off, const void *src, size_t n, const void **out,
+                      esp_error *err)
+{
+    uint8_t *to = p->scratch + p->vec_off + *off;
+
+    *out = to;
+    *off += pad(n);
+    if (n)
+        CUDA_TRY(cudaMemcpyAsync(to, src, n, cudaMemcpyHostToDevice, p->dev->stream), "uploading vectors");
+    return ESP_OK;
+}
+
+static esp_status upload(struct esp_plan *p, esp_error *err)
+{
+    const struct esp_tape *t = p->tape;
+    const void *at;
+    size_t off = 0;
+
+    ESP_TRY(put(p, &off, t->rope.freq, t->rope.n_half * sizeof(float), &at, err));
+    p->rope = (struct cu_rope){.n_half = t->rope.n_half,
+                               .freq = at,
+                               .mscale = t->rope.mscale,
+                               .table = (float *)(void *)(p->scratch + p->rope_off)};
+    ESP_TRY(put(p, &off, t->rope.axis, t->rope.n_half, &at, err));
+    p->rope.axis = at;
+    for (uint32_t i = 0; i < t->n_op; i++) {
+        const struct esp_op *op = &t->ops[i];
+        size_t n = vec_floats(t, op) * sizeof(float);
+
+        if (op->vec0) {
+            ESP_TRY(put(p, &off, op->vec0, n, &at, err));
+            p->vec0[i] = at;
+        }
+        if (op->vec1) {
+            ESP_TRY(put(p, &off, op->vec1, n, &at, err));
+            p->vec1[i] = at;
+        }
+        if (op->w)
+            ESP_TRY(cuda_weight_take(p->dev, op->w, &p->weights[i], err));
+    }
+    CUDA_TRY(cudaStreamSynchronize(p->dev->stream), "uploading the model");
+    return ESP_OK;
+}
+
+static esp_status set_up_kernels(const struct esp_plan *p, esp_error *err)
+{
+    const struct esp_layout *l = &p->pools.layout;
+
+    if (l->n_attn && cu_attend_setup(l->head_dim) != cudaSuccess) {
+        cudaGetLastError();
+        return esp_fail(err, ESP_EUNSUPPORTED, "%s has too little shared memory for attention heads of %u",
+                        p->dev->base.name, l->head_dim);
+    }
+    if (l->n_delta && cu_delta_setup(l->dk) != cudaSuccess) {
+        cudaGetLastError();
+        return esp_fail(err, ESP_EUNSUPPORTED,
+                        "%s has too little shared memory for linear-attention heads of %u", p->dev->base.name,
+                        l->dk);
+    }
+    return ESP_OK;
+}
+
+static esp_status allocate(struct esp_plan *p, esp_error *err)
+{
+    const struct cuda_batch_layout *b = &p->bl;
+    char what[64];
+    uint8_t *at;
+
+    snprintf(what, sizeof what, "%zu bytes of scratch", p->scratch_bytes);
+    CUDA_TRY(cudaMalloc((void **)&p->scratch, p->scratch_bytes), what);
+    CUDA_TRY(cudaMemsetAsync(p->scratch, 0, p->scratch_bytes, p->dev->stream), what);
+    CUDA_TRY(cudaHostAlloc((void **)&p->staging, b->bytes, cudaHostAllocDefault), "page-locked memory");
+    CUDA_TRY(cudaHostAlloc((void **)&p->host_logits,
+                           (size_t)p->host_rows * p->tape->n_vocab * sizeof(float) + 1, cudaHostAllocDefault),
+             "page-locked memory");
+    at = p->scratch + p->batch_off;
+    p->on_device = (struct cu_batch){.ids = (void *)(at + b->ids),
+                                     .pos = (void *)(at + b->pos),
+                                     .tok_seq = (void *)(at + b->tok_seq),
+                                     .seqs = (void *)(at + b->seqs),
+                                     .pages = (void *)(at + b->pages),
+                                     .out_rows = (void *)(at + b->out_rows)};
+    ESP_TRY(set_up_kernels(p, err));
+    return upload(p, err);
+}
+
+void cuda_plan_free(struct esp_plan *p)
+{
+    if (!p)
+        return;
+    cuda_use(p->dev, NULL);
+    if (p->scratch)
+        cudaStreamSynchronize(p->dev->stream);
+    for (uint32_t i = 0; i < CUDA_MAX_GRAPH; i++)
+        if (p->graphs[i].exec)
+            cudaGraphExecDestroy(p->graphs[i].exec);
+    for (uint32_t i = 0; p->weights && i < p->tape->n_op; i++)
+        cuda_weight_release(p->weights[i]);
+    cudaFree(p->scratch);
+    cudaFreeHost(p->staging);
+    cudaFreeHost(p->host_logits);
+    esp_free(p->steps);
+    esp_free(p->weights);
+    esp_free(p->vec0);
+    esp_free(p->vec1);
+    esp_free(p->value_off);
+    esp_free(p->tap_rows);
+    if (p->dev->running == p)
+        p->dev->running = NULL;
+    esp_free(p);
+}
+
+/* Terms of bf16 that an activation is split into: 24 bits, 16 bits (no less than int8x2 has), or 8. */
+static uint32_t terms_of(const struct esp_plan_opts *o)
+{
+    if (o->act_auto || o->act == ESP_ACT_INT8X2)
+        return 2;
+    return o->act == ESP_ACT_F32 ? 3 : 1;
+}
+
+static esp_status plan_create(struct esp_plan **out, struct esp_dev *d, const struct esp_tape *t,
+                              const struct esp_plan_opts *o, const struct esp_layout *l, esp_error *err)
+{
+    struct esp_plan *p;
+    esp_status s;
+
+    if (o->max_tok == 0 || o->max_seq == 0)
+        return esp_fail(err, ESP_EINVAL, "a plan for %u tokens of %u sequences", o->max_tok, o->max_seq);
+    ESP_TRY(check_shapes(t, l, err));
+    p = esp_alloc(sizeof *p);
+    if (!p)
+        return esp_fail(err, ESP_ENOMEM, "plan: out of memory");
+    p->dev = (struct cuda_dev *)d;
+    p->tape = t;
+    p->opts = *o;
+    p->pools.layout = *l;
+    p->n_term = terms_of(o);
+    s = lay_out(p, err);
+    if (s != ESP_OK) {
+        cuda_plan_free(p);
+        return s;
+    }
+    *out = p;
+    return ESP_OK;
+}
+
+esp_status cuda_plan_bytes(struct esp_dev *d, const struct esp_tape *t, const struct esp_layout *l,
+                           const struct esp_plan_opts *o, size_t *bytes, esp_error *err)
+{
+    struct esp_plan *p;
+
+    ESP_TRY(plan_create(&p, d, t, o, l, err));
+    *bytes = p->scratch_bytes;
+    cuda_plan_free(p);
+    return ESP_OK;
+}
+
+esp_status cuda_compile(struct esp_dev *d, const struct esp_tape *t, const struct esp_pools *pools,
+                        const struct esp_plan_opts *o, struct esp_plan **out, esp_error *err)
+{
+    struct esp_plan *p;
+    esp_status s;
+
+    ESP_TRY(cuda_use((struct cuda_dev *)d, err));
+    if (o->max_rank)
+        return esp_fail(err, ESP_EUNSUPPORTED, "%s: adapters (max_rank %u) run on the CPU in this version",
+                        d->name, o->max_rank);
+    for (uint32_t i = 0; i < t->n_op; i++)
+        if (!cuda_can(d, &t->ops[i]))
+            return esp_fail(err, ESP_EUNSUPPORTED, "%s cannot run op %u (%s)", d->name, i,
+                            esp_op_name(t->ops[i].kind));
+    ESP_TRY(plan_create(&p, d, t, o, &pools->layout, err));
+    p->pools = *pools;
+    s = allocate(p, err);
+    if (s != ESP_OK) {
+        cuda_plan_free(p);
+        return s;
+    }
+    *out = p;
+    return ESP_OK;
+}

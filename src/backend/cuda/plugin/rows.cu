@@ -1,0 +1,268 @@
+/*
+ * Ops that treat every row alone. A thread owns 8 consecutive elements, so that what a product reads next can
+ * be written in the product's own form on the way out.
+ *
+ * SPDX-License-Identifier: MIT
+ */
+#include "backend/cuda/plugin/device.cuh"
+
+/* Threads for a row of width elements, 8 a thread: whole warps, at most 512. */
+static unsigned threads_for(uint32_t width)
+{
+    unsigned n = (width / 8 + 31) / 32 * 32;
+
+    return n < 32 ? 32 : n > 512 ? 512 : n;
+}
+
+/* ---- norms
+ * ----------------------------------------------------------------------------------------------------------
+ */
+
+/* x [row][width], or a + b when b is given: then the sum goes to x_out. */
+static __global__ void __launch_bounds__(512)
+    rmsnorm(const float *a, const float *b, float *x_out, const float *gamma, float eps, float *y,
+            uint32_t width, cu_act act)
+{
+    cu_let_next_start();
+    __shared__ float red[32];
+    const size_t base = (size_t)blockIdx.x * width;
+    float sum = 0, inv;
+
+    for (uint32_t k = threadIdx.x * 8; k < width; k += blockDim.x * 8) {
+        float v[8], u[8];
+
+        cu_load8(a + base + k, v);
+        if (b) {
+            cu_load8(b + base + k, u);
+#pragma unroll
+            for (int i = 0; i < 8; i++)
+                v[i] += u[i];
+            cu_store8(x_out + base + k, v);
+        }
+#pragma unroll
+        for (int i = 0; i < 8; i++)
+            sum = fmaf(v[i], v[i], sum);
+    }
+    inv = 1.0f / sqrtf(cu_block_sum(sum, red) / (float)width + eps);
+    for (uint32_t k = threadIdx.x * 8; k < width; k += blockDim.x * 8) {
+        float v[8], u[8];
+
+        cu_load8((b ? x_out : a) + base + k, v); /* its own thread wrote it */
+        cu_load8(gamma + k, u);
+#pragma unroll
+        for (int i = 0; i < 8; i++)
+            v[i] = v[i] * inv * u[i];
+        cu_store8(y + base + k, v);
+        if (act.n_term)
+            cu_emit8(act, blockIdx.x, k, v);
+    }
+}
+
+void cu_rmsnorm(cudaStream_t s, const float *x, const float *gamma, float eps, float *y, uint32_t n_row,
+                uint32_t width, const struct cu_act *act)
+{
+    rmsnorm<<<n_row, threads_for(width), 0, s>>>(x, nullptr, nullptr, gamma, eps, y, width, *act);
+}
+
+void cu_add_rmsnorm(cudaStream_t s, const float *a, const float *b, float *sum, const float *gamma, float eps,
+                    float *y, uint32_t n_row, uint32_t width, const struct cu_act *act)
+{
+    rmsnorm<<<n_row, threads_for(width), 0, s>>>(a, b, sum, gamma, eps, y, width, *act);
+}
+
+/* A block is a (token, head); a warp suffices for heads of up to 256. */
+static __global__ void __launch_bounds__(64) gated_norm(const float *o, const float *z, const float *gamma,
+                                                        float eps, cu_heads h, float *y, cu_act act)
+{
+    cu_let_next_start();
+    __shared__ float red[32];
+    const uint32_t tok = blockIdx.y, k = threadIdx.x * 8;
+    const size_t base = ((size_t)tok * h.n_head + blockIdx.x) * h.dim;
+    float v[8], u[8], w[8], sum = 0, inv;
+
+    if (k < h.dim) {
+        cu_load8(o + base + k, v);
+#pragma unroll
+        for (int i = 0; i < 8; i++)
+            sum = fmaf(v[i], v[i], sum);
+    }
+    inv = 1.0f / sqrtf(cu_block_sum(sum, red) / (float)h.dim + eps);
+    if (k >= h.dim)
+        return;
+    cu_load8(gamma + k, u);
+    cu_load8(z + base + k, w);
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+        v[i] = v[i] * inv * u[i] * cu_silu(w[i]);
+    cu_store8(y + base + k, v);
+    if (act.n_term)
+        cu_emit8(act, tok, blockIdx.x * h.dim + k, v);
+}
+
+void cu_gated_norm(cudaStream_t s, const float *o, const float *z, const float *gamma, float eps,
+                   struct cu_heads h, float *y, uint32_t n_tok, const struct cu_act *act)
+{
+    gated_norm<<<dim3(h.n_head, n_tok), threads_for(h.dim), 0, s>>>(o, z, gamma, eps, h, y, *act);
+}
+
+/* ---- heads
+ * ----------------------------------------------------------------------------------------------------------
+ */
+
+static __global__ void rope_table(cu_rope r, const int32_t *pos)
+{
+    const uint32_t tok = blockIdx.x;
+
+    for (uint32_t j = threadIdx.x; j < r.n_half; j += blockDim.x) {
+        const float angle = r.freq[j] * (float)pos[tok * 3 + r.axis[j]];
+
+        r.table[(size_t)tok * 2 * r.n_half + j] = cosf(angle) * r.mscale;
+        r.table[((size_t)tok * 2 + 1) * r.n_half + j] = sinf(angle) * r.mscale;
+    }
+}
+
+void cu_rope_table(cudaStream_t s, const struct cu_rope *r, const struct cu_batch *b, uint32_t n_tok)
+{
+    if (r->n_half)
+        rope_table<<<n_tok, 64, 0, s>>>(*r, b->pos);
+}
+
+enum { HEAD_MAX = 512 };
+
+static __global__ void __launch_bounds__(64)
+    head_rope(const float *x, const float *gamma, float eps, float scale, cu_heads h, cu_rope r, float *y)
+{
+    __shared__ float red[32], row[HEAD_MAX];
+    const uint32_t tok = blockIdx.y, k = threadIdx.x * 8;
+    const float *in = x + ((size_t)tok * h.n_head + blockIdx.x) * h.stride;
+    const float *cs = r.table + (size_t)tok * 2 * r.n_half;
+    float v[8], u[8], sum = 0, inv;
+
+    if (k < h.dim) {
+        cu_load8(in + k, v);
+#pragma unroll
+        for (int i = 0; i < 8; i++)
+            sum = fmaf(v[i], v[i], sum);
+    }
+    inv = 1.0f / sqrtf(cu_block_sum(sum, red) / (float)h.dim + eps);
+    if (k < h.dim) {
+        cu_load8(gamma + k, u);
+#pragma unroll
+        for (int i = 0; i < 8; i++)
+            row[k + i] = v[i] * inv * u[i];
+    }
+    __syncthreads();
+    for (uint32_t j = threadIdx.x; j < h.dim; j += blockDim.x) {
+        float e = row[j];
+
+        if (j < r.n_half)
+            e = e * cs[j] - row[j + r.n_half] * cs[r.n_half + j];
+        else if (j < 2 * r.n_half)
+            e = e * cs[j - r.n_half] + row[j - r.n_half] * cs[j];
+        y[((size_t)tok * h.n_head + blockIdx.x) * h.dim + j] = e * scale;
+    }
+}
+
+void cu_head_rope(cudaStream_t s, const float *x, const float *gamma, float eps, float scale,
+                  struct cu_heads h, const struct cu_rope *r, float *y, uint32_t n_tok)
+{
+    head_rope<<<dim3(h.n_head, n_tok), threads_for(h.dim), 0, s>>>(x, gamma, eps, scale, h, *r, y);
+}
+
+static __global__ void head_gate(const float *x, const float *gate, cu_heads h, float *y, cu_act act)
+{
+    cu_let_next_start();
+    const uint32_t width = h.n_head * h.dim, k = (blockIdx.x * blockDim.x + threadIdx.x) * 8,
+                   tok = blockIdx.y;
+    float v[8], u[8];
+
+    if (k >= width)
+        return;
+    cu_load8(x + (size_t)tok * width + k, v);
+    cu_load8(gate + ((size_t)tok * h.n_head + k / h.dim) * h.stride + h.dim + k % h.dim, u);
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+        v[i] *= cu_sigmoid(u[i]);
+    cu_store8(y + (size_t)tok * width + k, v);
+    if (act.n_term)
+        cu_emit8(act, tok, k, v);
+}
+
+void cu_head_gate(cudaStream_t s, const float *x, const float *gate, struct cu_heads h, float *y,
+                  uint32_t n_tok, const struct cu_act *act)
+{
+    head_gate<<<dim3((h.n_head * h.dim / 8 + 127) / 128, n_tok), 128, 0, s>>>(x, gate, h, y, *act);
+}
+
+static __global__ void gates(const float *b, const float *a, const float *a_neg, const float *dt_bias,
+                             float *y, uint32_t n)
+{
+    const uint32_t tok = blockIdx.x;
+
+    for (uint32_t i = threadIdx.x; i < n; i += blockDim.x) {
+        const float s = a[(size_t)tok * n + i] + dt_bias[i];
+
+        y[(size_t)tok * 2 * n + i] = cu_sigmoid(b[(size_t)tok * n + i]);
+        y[(size_t)tok * 2 * n + n + i] = a_neg[i] * (s > 20 ? s : log1pf(expf(s)));
+    }
+}
+
+void cu_gates(cudaStream_t s, const float *b, const float *a, const float *a_neg, const float *dt_bias,
+              float *y, uint32_t n_tok, uint32_t n)
+{
+    gates<<<n_tok, 64, 0, s>>>(b, a, a_neg, dt_bias, y, n);
+}
+
+/* ---- elementwise
+ * ---------------------------------------------------------------------------------------------------- */
+
+static __global__ void swiglu(const float *gate, const float *up, float *y, uint32_t width, cu_act act)
+{
+    cu_let_next_start();
+    const uint32_t k = (blockIdx.x * blockDim.x + threadIdx.x) * 8;
+    const size_t at = (size_t)blockIdx.y * width + k;
+    float v[8], u[8];
+
+    if (k >= width)
+        return;
+    cu_load8(gate + at, v);
+    cu_load8(up + at, u);
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+        v[i] = cu_silu(v[i]) * u[i];
+    cu_store8(y + at, v);
+    if (act.n_term)
+        cu_emit8(act, blockIdx.y, k, v);
+}
+
+void cu_swiglu(cudaStream_t s, const float *gate, const float *up, float *y, uint32_t n_row, uint32_t width,
+               const struct cu_act *act)
+{
+    swiglu<<<dim3((width / 8 + 127) / 128, n_row), 128, 0, s>>>(gate, up, y, width, *act);
+}
+
+static __global__ void add(const float *a, const float *b, float *y, size_t n)
+{
+    const size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
+
+    if (i < n)
+        y[i] = a[i] + b[i];
+}
+
+void cu_add(cudaStream_t s, const float *a, const float *b, float *y, size_t n)
+{
+    add<<<(unsigned)((n + 255) / 256), 256, 0, s>>>(a, b, y, n);
+}
+
+static __global__ void gather(const uint32_t *rows, const float *x, float *y, uint32_t width)
+{
+    for (uint32_t k = threadIdx.x; k < width; k += blockDim.x)
+        y[(size_t)blockIdx.x * width + k] = x[(size_t)rows[blockIdx.x] * width + k];
+}
+
+void cu_gather(cudaStream_t s, const struct cu_batch *b, const float *x, float *y, uint32_t n_out,
+               uint32_t width)
+{
+    if (n_out)
+        gather<<<n_out, 256, 0, s>>>(b->out_rows, x, y, width);
+}

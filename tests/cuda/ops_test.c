@@ -1,0 +1,273 @@
+/*
+ * Every op on the device against the CPU's tape, value by value, for every weight format, odd shapes, both KV
+ * types, and a schedule that mixes prefill, decode and journalled windows over chunk and span borders. Then
+ * the rule of determinism.md on the device alone: logits are bit-identical however a sequence is cut and
+ * whoever shares the step.
+ *
+ * SPDX-License-Identifier: MIT
+ */
+#include "small.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+static const struct small_shape BASE = {.hidden = 256,
+                                        .ffn = 384,
+                                        .n_head = 4,
+                                        .n_kv = 2,
+                                        .head_dim = 128,
+                                        .kh = 2,
+                                        .vh = 4,
+                                        .dk = 64,
+                                        .dv = 64,
+                                        .vocab = 400,
+                                        .format = ESP_FORMAT_BF16,
+                                        .kv = ESP_KV_F32};
+
+static const struct small_pass SCHEDULE[] = {
+    {.n = {150, 0, 0, 0}},                                      /* tiled products, two chunk borders */
+    {.n = {1, 9, 40, 0}},                                       /* decode and prefill together */
+    {.n = {1, 1, 1, 0}},                                        /* few rows */
+    {.n = {1, 0, 0, 0}},                                        /* one row */
+    {.n = {5, 3, 0, 0}, .kind = ESP_PASS_JOURNAL, .keep = 2},   /* windows */
+    {.n = {120, 0, 24, 2}},                                     /* over the span border at 256 */
+    {.n = {30, 20, 0, 1}, .kind = ESP_PASS_JOURNAL, .keep = 1}, /* windows over a chunk border */
+    {.n = {1, 1, 1, 1}},                                        /* spans in parallel */
+    {.n = {300, 64, 64, 70}},
+    {.n = {9, 1, 1, 1}},
+};
+enum { N_PASS = sizeof SCHEDULE / sizeof SCHEDULE[0], MAX_TAP = 256 };
+
+struct taps {
+    float *rows[MAX_TAP];
+    size_t n[MAX_TAP];
+    uint32_t width[MAX_TAP];
+};
+
+static void keep(void *user, const char *name, const float *rows, uint32_t n_row, uint32_t width)
+{
+    struct taps *t = user;
+    long i = strtol(name + 1, NULL, 10);
+
+    assert_true(name[0] == 'v' && i >= 0 && i < MAX_TAP);
+    t->n[i] = (size_t)n_row * width;
+    t->width[i] = width;
+    t->rows[i] = malloc(t->n[i] * sizeof(float) + 1);
+    memcpy(t->rows[i], rows, t->n[i] * sizeof(float));
+}
+
+static void drop(struct taps *t)
+{
+    for (int i = 0; i < MAX_TAP; i++)
+        free(t->rows[i]);
+    memset(t, 0, sizeof *t);
+}
+
+/* Largest difference relative to the value's root mean square; NaN counts as infinite. */
+static double difference(const float *got, const float *want, size_t n)
+{
+    double sq = 0, most = 0;
+
+    for (size_t i = 0; i < n; i++)
+        sq += (double)want[i] * want[i];
+    sq = sqrt(sq / (double)(n ? n : 1));
+    for (size_t i = 0; i < n; i++) {
+        double d = fabs((double)got[i] - want[i]);
+
+        if (!(d <= most))
+            most = isnan(d) ? INFINITY : d;
+    }
+    return most / (sq > 1e-20 ? sq : 1e-20);
+}
+
+static const char *op_of(const struct esp_tape *t, uint32_t v)
+{
+    return esp_op_name(t->ops[t->values[v].born].kind);
+}
+
+/* Compare all passes; returns the worst difference and prints it, failing above tol. */
+static void compare(const char *what, const struct small_shape *s, double tol)
+{
+    static struct taps want, got;
+    struct test_net cpu, gpu;
+    struct esp_state *a[SMALL_SEQ], *b[SMALL_SEQ];
+    float *la, *lb;
+    double worst = 0, by_op[ESP_OP_COUNT] = {0};
+    const char *where = "none";
+    esp_error err;
+    bool bad = false;
+
+    small_open(&gpu, s, true);
+    small_open(&cpu, s, false);
+    la = malloc(sizeof(float) * SMALL_TOK * s->vocab);
+    lb = malloc(sizeof(float) * SMALL_TOK * s->vocab);
+    for (int i = 0; i < SMALL_SEQ; i++) {
+        test_ok(esp_state_open(&a[i], cpu.pools, SMALL_CONTEXT, 0, &err), &err);
+        test_ok(esp_state_open(&b[i], gpu.pools, SMALL_CONTEXT, 0, &err), &err);
+    }
+    for (int p = 0; p < N_PASS && !bad; p++) {
+        uint32_t n = small_run(&cpu, a, &SCHEDULE[p], la, keep, &want);
+        double d;
+
+        small_run(&gpu, b, &SCHEDULE[p], lb, keep, &got);
+        for (uint32_t v = 0; v < cpu.net->tape.n_value; v++) {
+            enum esp_op_kind kind = cpu.net->tape.ops[cpu.net->tape.values[v].born].kind;
+
+            assert_non_null(want.rows[v]);
+            assert_non_null(got.rows[v]);
+            assert_int_equal(want.n[v], got.n[v]);
+            d = difference(got.rows[v], want.rows[v], want.n[v]);
+            by_op[kind] = d > by_op[kind] ? d : by_op[kind];
+            if (d > worst) {
+                worst = d;
+                where = op_of(&cpu.net->tape, v);
+            }
+            if (d > tol && !bad) {
+                bad = true;
+                print_error("%s, pass %d: value %u (%s) differs by %.3g of its size\n", what, p, v,
+                            op_of(&cpu.net->tape, v), d);
+            }
+        }
+        d = difference(lb, la, (size_t)n * s->vocab);
+        if (d > tol) {
+            bad = true;
+            print_error("%s, pass %d: logits differ by %.3g of their size\n", what, p, d);
+        }
+        drop(&want);
+        drop(&got);
+    }
+    printf("%-28s worst %.2e at %s (tolerance %.0e)\n", what, worst, where, tol);
+    for (int k = 0; bad && k < ESP_OP_COUNT; k++)
+        printf("    %-12s %.2e\n", esp_op_name((enum esp_op_kind)k), by_op[k]);
+    for (int i = 0; i < SMALL_SEQ; i++) {
+        esp_state_close(a[i]);
+        esp_state_close(b[i]);
+    }
+    free(la);
+    free(lb);
+    test_net_close(&cpu);
+    test_net_close(&gpu);
+    assert_false(bad);
+}
+
+static void test_formats(void **state)
+{
+    (void)state;
+    for (int f = 0; f < ESP_FORMAT_COUNT; f++)
+        for (uint32_t group = 32; group <= 128; group *= 2) {
+            struct small_shape s = BASE;
+            char what[64];
+
+            s.format = (enum esp_format_id)f;
+            s.group = esp_format_get(s.format)->grouped ? group : 0;
+            snprintf(what, sizeof what, "%s group %u", esp_format_get(s.format)->name, s.group);
+            if (s.group || group == 32)
+                compare(what, &s, 1e-3);
+        }
+}
+
+static void test_shapes(void **state)
+{
+    struct small_shape s = BASE;
+
+    (void)state;
+    s.kv = ESP_KV_BF16;
+    compare("bf16 cache", &s, 6e-2);
+    s.head_dim = 256, s.n_head = 6, s.n_kv = 1, s.dk = s.dv = 128;
+    compare("bf16 cache, heads of 256", &s, 6e-2);
+    s.kv = ESP_KV_F32;
+    compare("f32 cache, heads of 256", &s, 1e-3);
+    s = BASE;
+    s.hidden = 208, s.ffn = 232, s.vocab = 397, s.n_head = 3, s.n_kv = 3, s.head_dim = 48, s.dk = 48,
+    s.dv = 80;
+    compare("no power of two", &s, 1e-3);
+    s.kv = ESP_KV_BF16;
+    compare("no power of two, bf16 cache", &s, 6e-2);
+    s = BASE;
+    s.act = ESP_ACT_BF16;
+    compare("bf16 activations", &s, 2e-1);
+    s.format = ESP_FORMAT_AFFINE4, s.group = 64;
+    compare("affine4, bf16 activations", &s, 2e-1);
+}
+
+/* Logits of sequence 0 over n tokens in passes of `cut`, with `others` further sequences running along. */
+static void run_cut(struct test_net *t, uint32_t n, uint32_t cut, uint32_t others, float *out)
+{
+    struct esp_state *seqs[SMALL_SEQ];
+    float *logits = malloc(sizeof(float) * SMALL_TOK * t->n_vocab);
+    esp_error err;
+
+    for (int i = 0; i < SMALL_SEQ; i++)
+        test_ok(esp_state_open(&seqs[i], t->pools, SMALL_CONTEXT, 0, &err), &err);
+    for (uint32_t at = 0; at < n;) {
+        struct small_pass p = {.n = {n - at < cut ? n - at : cut}};
+
+        for (uint32_t i = 1; i <= others; i++)
+            p.n[i] = esp_state_length(seqs[i]) < SMALL_CONTEXT - 8 ? 1 + (at + i) % 7 : 0;
+        small_run(t, seqs, &p, logits, NULL, NULL);
+        memcpy(out + (size_t)at * t->n_vocab, logits, sizeof(float) * p.n[0] * t->n_vocab);
+        at += p.n[0];
+    }
+    for (int i = 0; i < SMALL_SEQ; i++)
+        esp_state_close(seqs[i]);
+    free(logits);
+}
+
+static void check_cuts(const char *what, const struct small_shape *s)
+{
+    static const uint32_t cuts[][2] = {{1, 0}, {1, 2}, {7, 0}, {20, 3}, {33, 0}, {64, 1}, {130, 2}, {400, 3}};
+    enum { N = 400 };
+    struct test_net t;
+    float *want = malloc(sizeof(float) * N * s->vocab), *got = malloc(sizeof(float) * N * s->vocab);
+
+    small_open(&t, s, true);
+    run_cut(&t, N, N, 0, want);
+    for (size_t c = 0; c < sizeof cuts / sizeof cuts[0]; c++) {
+        run_cut(&t, N, cuts[c][0], cuts[c][1], got);
+        for (size_t i = 0; i < (size_t)N * s->vocab; i++)
+            if (memcmp(&got[i], &want[i], sizeof(float)) != 0)
+                fail_msg("%s: cut %u beside %u others: position %zu, logit %zu is %.9g, whole %.9g", what,
+                         cuts[c][0], cuts[c][1], i / s->vocab, i % s->vocab, (double)got[i], (double)want[i]);
+    }
+    printf("%-28s bit-identical under 8 cuts\n", what);
+    free(want);
+    free(got);
+    test_net_close(&t);
+}
+
+static void test_cuts(void **state)
+{
+    static const enum esp_format_id formats[] = {ESP_FORMAT_F32,     ESP_FORMAT_BF16,    ESP_FORMAT_AFFINE2,
+                                                 ESP_FORMAT_AFFINE3, ESP_FORMAT_AFFINE4, ESP_FORMAT_AFFINE8};
+    struct small_shape s = BASE;
+
+    (void)state;
+    for (size_t i = 0; i < sizeof formats / sizeof formats[0]; i++) {
+        s.format = formats[i];
+        s.group = esp_format_get(s.format)->grouped ? 64 : 0;
+        s.kv = i % 2 ? ESP_KV_BF16 : ESP_KV_F32;
+        check_cuts(esp_format_get(s.format)->name, &s);
+    }
+    s.format = ESP_FORMAT_AFFINE4, s.group = 128;
+    check_cuts("affine4 group 128", &s);
+    s.group = 32, s.act = ESP_ACT_BF16;
+    check_cuts("affine4 group 32, bf16", &s);
+    s = BASE;
+    s.head_dim = 256, s.n_head = 6, s.n_kv = 1, s.dk = s.dv = 128, s.kv = ESP_KV_BF16;
+    check_cuts("heads of 256, bf16 cache", &s);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_formats),
+        cmocka_unit_test(test_shapes),
+        cmocka_unit_test(test_cuts),
+    };
+
+    setvbuf(stdout, NULL, _IOLBF, 0);
+    if (getenv("ESPALIER_TEST_FILTER"))
+        cmocka_set_test_filter(getenv("ESPALIER_TEST_FILTER"));
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
