@@ -217,7 +217,7 @@ static void restore(struct esp_seq *s, uint32_t n)
         esp_prefix_set_saved(c->tree, s->ns, s->tokens, n);
         return;
     }
-    c->failed++;
+    c->failed += st != ESP_ENOTFOUND;
     esp_log(ESP_LOG_WARNING, "prefix cache: %s; the text is computed instead", err.message);
 }
 

@@ -55,15 +55,16 @@ esp_status esp_disk_save(struct esp_disk *d, const struct esp_prefix_path *path,
 /* Deepest checkpoint in a file at or before limit on this text; 0: none. */
 uint32_t esp_disk_find(const struct esp_disk *d, uint64_t ns, const int32_t *tokens, uint32_t limit);
 /*
- * Read that checkpoint into pages (covering its positions) and slot, all taken by the caller; *to->base is
- * the state's. Every byte of the file is checked first; a damaged file goes to quarantine and is an error.
+ * Read the checkpoint at position `at`, which esp_disk_find() reported, into pages (covering its positions)
+ * and slot, all taken by the caller; *to->base is the state's. Every byte of the file is checked first; a
+ * damaged file goes to quarantine and is an error.
  */
 struct esp_disk_place {
     const uint32_t *pages;
     uint32_t slot;
     uint32_t *base;
 };
-esp_status esp_disk_restore(struct esp_disk *d, uint64_t ns, const int32_t *tokens, uint32_t limit,
+esp_status esp_disk_restore(struct esp_disk *d, uint64_t ns, const int32_t *tokens, uint32_t at,
                             const struct esp_disk_place *to, esp_error *err);
 uint64_t esp_disk_bytes(const struct esp_disk *d);
 

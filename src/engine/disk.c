@@ -410,15 +410,15 @@ static esp_status read_checkpoint(struct esp_disk *d, const struct entry *e, con
     return esp_snapshot_fill(f, d->pools, c, to->pages, to->slot, err);
 }
 
-esp_status esp_disk_restore(struct esp_disk *d, uint64_t ns, const int32_t *tokens, uint32_t limit,
+esp_status esp_disk_restore(struct esp_disk *d, uint64_t ns, const int32_t *tokens, uint32_t at,
                             const struct esp_disk_place *to, esp_error *err)
 {
     struct esp_snapshot *f = NULL;
-    uint32_t n, i = search(d, ns, tokens, limit, &n);
+    uint32_t n, i = search(d, ns, tokens, at, &n);
     esp_status s;
 
-    if (i == UINT32_MAX)
-        return esp_fail(err, ESP_ENOTFOUND, "no file has a checkpoint of this text");
+    if (i == UINT32_MAX || n != at) /* making room may have written a file, and that removed this one */
+        return esp_fail(err, ESP_ENOTFOUND, "no file has a checkpoint at %u of this text any more", at);
     s = open_entry(d, &d->entries[i], &f, err);
     if (s == ESP_OK)
         s = read_checkpoint(d, &d->entries[i], f, n, to, err);

@@ -110,10 +110,11 @@ static bool code_line(struct matrix_run *r, uint32_t tid, size_t row, size_t blo
             return false;
     }
     search_line(r, tid, block, s, w, u, states);
-    if (esp_trellis_pack(o->k, states, code, NULL) != ESP_OK) {
-        ESP_ASSERT(!"the search returned a path that does not close");
+    const bool closed = esp_trellis_pack(o->k, states, code, NULL) == ESP_OK;
+
+    ESP_ASSERT(closed); /* the search returns no other path */
+    if (!closed)
         return false;
-    }
     for (size_t i = 0; i < BLOCK; i++)
         rest[i] = w[i] - v[states[i]] * s;
     return true;
