@@ -229,7 +229,7 @@ int main(void)
                                        cmocka_unit_test(test_extend_as_sampled)};
     int failed;
 
-    test_drafts_open();
+    test_drafts_open(40);
     failed = cmocka_run_group_tests(tests, NULL, NULL);
     test_drafts_close();
     return failed;

@@ -27,8 +27,8 @@ struct test_drafts {
 };
 extern struct test_drafts test_drafts;
 
-/* Open the model and record the answers; close it. */
-void test_drafts_open(void);
+/* Open the model and record answers of at most most_new tokens; close it. */
+void test_drafts_open(size_t most_new);
 void test_drafts_close(void);
 /* Record the answers of all requests as they are now, alone and without drafts. */
 void test_drafts_record(void);
