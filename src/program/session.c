@@ -141,12 +141,37 @@ static esp_status open_draft(struct esp_session *s, const char *name, esp_model_
     return status;
 }
 
+/* The model that the flags name, from a file or made. */
+static esp_status open_model(struct esp_session *s, esp_model_opts *mo, esp_error *err)
+{
+    const struct esp_options *opt = s->opt;
+    const struct esp_opt_value *synthetic = &opt->v[OPT_SYNTHETIC];
+    const char *name = model_name(opt);
+
+    if (synthetic->given && name && opt->n_args)
+        return esp_fail(err, ESP_EINVAL, "'%s' and --synthetic: one model is enough", name);
+    if (synthetic->given) {
+        s->shown = synthetic->s;
+        mo->shape_only = opt->verb->id == VERB_FIT;
+        if (!mo->shape_only)
+            ESP_TRY(synthetic_fits(opt, mo, err));
+        return esp_model_synthetic(&s->model, synthetic->s, opt->v[OPT_WEIGHTS].s, 1, mo, err);
+    }
+    if (!name)
+        return esp_fail(err, ESP_EINVAL, "which model? Give MODEL%s",
+                        esp_opt_for(esp_opt_get(OPT_SYNTHETIC), opt->verb) ? " or --synthetic SHAPE" : "");
+    s->shown = name;
+    ESP_TRY(esp_model_find(&s->path, name, err));
+    if (strcmp(s->path, name) != 0)
+        esp_say_detail("model: %s", s->path);
+    return esp_model_open(&s->model, s->path, mo, err);
+}
+
 esp_status esp_session_open(struct esp_session *s, const struct esp_options *opt, esp_error *err)
 {
-    const struct esp_opt_value *synthetic = &opt->v[OPT_SYNTHETIC];
     esp_model_opts mo = {
         .threads = (uint32_t)opt->v[OPT_THREADS].i, .progress = on_progress, .progress_user = s};
-    const char *name = model_name(opt), *draft;
+    const char *draft;
     esp_spec spec;
     esp_status status;
 
@@ -157,24 +182,7 @@ esp_status esp_session_open(struct esp_session *s, const struct esp_options *opt
     if (opt->v[OPT_CPU].i > 0)
         mo.cpu_level = opt->v[OPT_CPU].s;
     mo.chat_template_file = opt->v[OPT_CHAT_TEMPLATE].s;
-    if (synthetic->given && name && opt->n_args)
-        return esp_fail(err, ESP_EINVAL, "'%s' and --synthetic: one model is enough", name);
-    if (synthetic->given) {
-        s->shown = synthetic->s;
-        mo.shape_only = opt->verb->id == VERB_FIT;
-        if (!mo.shape_only)
-            ESP_TRY(synthetic_fits(opt, &mo, err));
-        status = esp_model_synthetic(&s->model, synthetic->s, opt->v[OPT_WEIGHTS].s, 1, &mo, err);
-    } else if (!name) {
-        return esp_fail(err, ESP_EINVAL, "which model? Give MODEL%s",
-                        esp_opt_for(esp_opt_get(OPT_SYNTHETIC), opt->verb) ? " or --synthetic SHAPE" : "");
-    } else {
-        s->shown = name;
-        ESP_TRY(esp_model_find(&s->path, name, err));
-        if (strcmp(s->path, name) != 0)
-            esp_say_detail("model: %s", s->path);
-        status = esp_model_open(&s->model, s->path, &mo, err);
-    }
+    status = open_model(s, &mo, err);
     if (status == ESP_OK)
         status = open_draft(s, draft, mo, err);
     esp_progress_end(&s->progress);
