@@ -39,6 +39,7 @@
 #define ESP_LIMIT_MARKS            4096u        /* message ends of one request */
 #define ESP_LIMIT_QUEUE            65536u       /* requests that wait in front of an engine */
 #define ESP_LIMIT_ADAPTER_BYTES    (UINT64_C(1) << 40) /* of all that an engine uses: rank 1024 of the largest shape is 0.1 TiB */
+#define ESP_LIMIT_DRAFTS           32u          /* drafts of one row and step; beyond ten few texts agree */
 #define ESP_LIMIT_THREADS          1024u
 /* clang-format on */
 

@@ -6,14 +6,15 @@
 #ifndef ESP_ENGINE_ENGINE_H
 #define ESP_ENGINE_ENGINE_H
 
+#include "base/limits.h"
 #include "engine/model.h"
 #include "sample/sampler.h"
 #include "state/state.h"
 
 enum { MAX_SEQS = 1024, MAX_TOP = ESP_SAMPLE_MAX_TOP };
 
-/* What a row of a step is. The builder makes the first two; verify windows (pending token and drafts, in a
- * journalled pass) and appends of known tokens to a running sequence have their place here. */
+/* What a row of a step is: known tokens, one pending token, a pending token with drafts in a journalled pass,
+ * known tokens behind a generation that has begun. */
 enum esp_row_kind { ESP_ROW_PREFILL, ESP_ROW_DECODE, ESP_ROW_VERIFY, ESP_ROW_APPEND, ESP_ROW_KINDS };
 
 struct esp_cache; /* cache.h */
@@ -22,6 +23,33 @@ struct esp_cache; /* cache.h */
 struct esp_cache_identity {
     uint64_t ns;
     char about[256]; /* the same for people */
+};
+
+struct esp_drafter; /* draft.h */
+struct esp_draft_ask;
+
+/* Speculation of an engine; spec.c */
+enum { ESP_SPEC_CURVE = 64 };
+struct esp_speculation {
+    const struct esp_drafter *drafter;    /* NULL: off */
+    void *data;                           /* the drafter's */
+    uint32_t max_drafts;                  /* of one step */
+    struct esp_draft_ask *asks;           /* [rows] */
+    struct esp_draft_ask **live;          /* [rows] scratch of drafters */
+    float *hidden;                        /* [chunk][hidden] of the trunk's last run; NULL: not wanted */
+    double step_time[ESP_SPEC_CURVE + 1]; /* seconds by rows of the step; 0: not known */
+    double draft_time;                    /* by draft of the longest proposal */
+    double draft_seconds;
+};
+/* ... and of a sequence. */
+struct esp_spec_seq {
+    void *data; /* the drafter's */
+    int32_t drafts[ESP_LIMIT_DRAFTS];
+    uint32_t want, n;    /* of the step being built: wished for, proposed */
+    double right, wrong; /* decayed counts */
+    uint32_t wait;       /* steps without drafts before the next try */
+    uint32_t next_wait;
+    bool off;
 };
 
 /* Sets of a sequence's adapters, ascending by revision: a stack is the same whatever order it was named in.
@@ -63,8 +91,9 @@ struct esp_seq {
     uint32_t junction; /* where this text parts from a cached one without a checkpoint near; 0: nowhere */
     /* Of the step being built. */
     uint32_t step_n;   /* tokens in it, 0: not part */
-    uint32_t step_row; /* row of logits, NO_ROW: none wanted */
+    uint32_t step_row; /* first of its rows of logits, NO_ROW: none wanted */
     enum esp_row_kind step_kind;
+    struct esp_spec_seq spec;
 };
 #define NO_ROW UINT32_MAX
 
@@ -89,8 +118,9 @@ struct esp_engine {
     uint32_t *out_rows;
     struct esp_batch_seq *batch_seqs; /* [max_seqs] */
     struct esp_seq **batch_owner;
-    float *logits;                /* [max_seqs][n_vocab] */
-    struct pending_event *events; /* [2 * max_seqs] */
+    struct esp_seq **step_rows;   /* [rows] those of one pending token */
+    float *logits;                /* [rows + drafts][n_vocab] */
+    struct pending_event *events; /* [2 * max_seqs + drafts] */
     uint32_t n_event, first_event;
     uint32_t turn; /* rotates which sequence's prompt goes first */
     /* Scheduling. */
@@ -100,6 +130,7 @@ struct esp_engine {
         token_cost;          /* seconds: of a step of single tokens, of one prompt token more; 0: unknown */
     struct esp_cache *cache; /* NULL: none */
     struct esp_cache_identity identity;
+    struct esp_speculation spec;
     esp_stats stats;
 };
 
@@ -126,6 +157,8 @@ esp_status esp_engine_device(struct esp_dev **out, const struct esp_model *m, co
  * ESP_ENOFIT s itself may have been put back to wait: it is not active any more then, which is no failure.
  */
 esp_status esp_engine_begin(struct esp_seq *s, uint32_t n, struct esp_batch_seq *out, esp_error *err);
+/* A journalled pass, when everything it needs is free; nothing is given up for drafts. */
+bool esp_engine_begin_draft(struct esp_seq *s, uint32_t n, struct esp_batch_seq *out);
 /* The same sources until so many pages and slots are free, or nothing more can be given up for s. */
 void esp_engine_make_room(struct esp_seq *s, uint32_t pages, uint32_t slots);
 /* Give waiting sequences rows, best rank first, while they fit. */

@@ -10,6 +10,8 @@
 
 #include "base/limits.h"
 
+#include "engine/spec.h"
+
 enum {
     DEFAULT_CONTEXT = 32768,
     DEFAULT_SEQS = 4,
@@ -159,6 +161,7 @@ esp_status esp_engine_resolve(const struct esp_model *m, const esp_engine_opts *
         o.snapshots = 2 * o.max_seqs;
     ESP_TRY(resolve_scheduling(&o, err));
     ESP_TRY(resolve_cache(&o, err));
+    ESP_TRY(esp_spec_resolve(m, &o, err));
     *out = o;
     return ESP_OK;
 }
@@ -169,12 +172,13 @@ esp_status esp_engine_shape(const struct esp_model *m, const esp_engine_opts *o,
     memset(out, 0, sizeof *out);
     out->layout = m->net->layout;
     ESP_TRY(parse_kv(o->kv, &out->layout.kv, err));
-    ESP_TRY(esp_layout_finish(&out->layout, err));
-    out->pools.n_page = out->layout.n_attn ? (uint32_t)(o->kv_tokens / ESP_SPAN) : 0;
     /* With a ledger, sequences without a row lend their slots. */
     if (out->layout.n_delta)
         out->pools.n_slot =
             (o->admission == ESP_ADMISSION_OPEN ? o->max_seqs : o->rows) + o->snapshots + o->checkpoints;
+    esp_spec_shape(m, o, out);
+    ESP_TRY(esp_layout_finish(&out->layout, err));
+    out->pools.n_page = out->layout.n_attn ? (uint32_t)(o->kv_tokens / ESP_SPAN) : 0;
     ESP_TRY(parse_act(o->act, &out->plan, err));
     out->plan.max_tok = o->chunk;
     out->plan.max_rank = o->max_rank;
@@ -218,7 +222,8 @@ static esp_status fill_plan(const struct esp_model *m, const esp_engine_opts *o,
         .fixed = fixed_bytes(m, o),
         .adapters = o->adapter_bytes,
     };
-    p->total = p->weights + p->kv_pool + p->state_pool + p->scratch + p->fixed + p->adapters;
+    ESP_TRY(esp_spec_bytes(m, o, &shape, dev, &p->speculation, err));
+    p->total = p->weights + p->kv_pool + p->state_pool + p->scratch + p->speculation + p->fixed + p->adapters;
     return ESP_OK;
 }
 

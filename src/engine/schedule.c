@@ -11,6 +11,7 @@
 #include <time.h>
 
 #include "engine/cache.h"
+#include "engine/spec.h"
 
 enum { STALL_LEAST = 8 }; /* prompt tokens of a step under a stall bound, or long prompts would never end */
 
@@ -122,6 +123,7 @@ esp_status esp_engine_enqueue(struct esp_seq *s, size_t max_new, esp_error *err)
         esp_state_length(s->state) == s->n_token) { /* its logits are gone: the last token runs again */
         uint32_t reached;
 
+        esp_spec_settle(s, s->n_token - 1);
         ESP_TRY(esp_state_rewind(s->state, s->n_token - 1, &reached, err));
     }
     if (max_new > room + 1 - s->n_token) /* the last token emitted needs no place in the cache ... */
@@ -134,6 +136,7 @@ esp_status esp_engine_enqueue(struct esp_seq *s, size_t max_new, esp_error *err)
     s->n_passed = 0;
     s->armed_at = esp_engine_now();
     s->active_at = s->first_at = s->done_at = 0;
+    esp_spec_arm(s);
     s->usage = (esp_usage){.prompt_tokens = s->n_token, .max_new = max_new};
     g->n_waiting++;
     return ESP_OK;
@@ -250,6 +253,16 @@ esp_status esp_engine_begin(struct esp_seq *s, uint32_t n, struct esp_batch_seq 
     if (s->armed && !s->active)
         return esp_fail(err, ESP_ENOFIT, "put back to wait");
     return esp_state_begin(s->state, n, ESP_PASS_WRITE, out, err);
+}
+
+bool esp_engine_begin_draft(struct esp_seq *s, uint32_t n, struct esp_batch_seq *out)
+{
+    const struct esp_state_pools *p = s->engine->pools;
+    uint32_t pages, slots;
+
+    esp_state_need(s->state, n, &pages, &slots);
+    return pages <= p->n_free_page && slots + 1 <= p->n_free_slot &&
+           esp_state_begin(s->state, n, ESP_PASS_JOURNAL, out, NULL) == ESP_OK;
 }
 
 /* ---- time ---- */

@@ -230,6 +230,31 @@ static void record(struct esp_tape *t, const struct model *m)
     t_logits(t, t_gather(t, x), m->head);
 }
 
+/* What enters the draft layer: the next token and the hidden state, normed and mixed. */
+static esp_val record_mtp_input(struct esp_tape *t, const struct model *m)
+{
+    const struct mtp *w = &m->mtp;
+    float eps = (float)m->c->rms_eps;
+    esp_val e = t_rmsnorm(t, t_embed(t, m->embed), w->norm_embed, eps);
+    esp_val h = t_rmsnorm(t, t_input(t, m->c->hidden), w->norm_hidden, eps);
+
+    return t_linear(t, t_concat(t, e, h), w->fc);
+}
+
+/* The layer's keys and values alone: all that later rows need of one whose prediction nobody asks for. */
+static void record_mtp_keys(struct esp_tape *t, const struct model *m, uint32_t layer)
+{
+    const struct layer *w = &m->mtp.layer;
+    const struct esp_config *c = m->c;
+    float eps = (float)c->rms_eps;
+    esp_val u = t_rmsnorm(t, record_mtp_input(t, m), w->norm_in, eps);
+    esp_val k = t_linear(t, u, w->attn.k);
+    esp_val v = t_linear(t, u, w->attn.v);
+
+    k = t_head_rope(t, k, w->attn.k_norm, eps, c->n_kv_head, c->head_dim, c->head_dim, 1.0f);
+    t_kv_append(t, k, v, layer);
+}
+
 /*
  * The draft layer at position i: token i + 1 and the trunk's hidden state at i after its final norm predict
  * token i + 2. What it offers as hidden rows is its own output after mtp.norm: the input of the next draft in
@@ -239,9 +264,7 @@ static void record_mtp(struct esp_tape *t, const struct model *m, uint32_t layer
 {
     const struct mtp *w = &m->mtp;
     float eps = (float)m->c->rms_eps;
-    esp_val e = t_rmsnorm(t, t_embed(t, m->embed), w->norm_embed, eps);
-    esp_val h = t_rmsnorm(t, t_input(t, m->c->hidden), w->norm_hidden, eps);
-    esp_val x = t_linear(t, t_concat(t, e, h), w->fc);
+    esp_val x = record_mtp_input(t, m);
 
     x = record_layer(t, m, &w->layer, (struct place){m->c->n_layer, layer, true}, x);
     x = t_rmsnorm(t, x, w->norm, eps);
@@ -274,9 +297,10 @@ static esp_status load(struct esp_net *net, const struct esp_source *src, esp_er
     ESP_TRY(bind_model(&m, src, err));
     record(&net->tape, &m);
     if (m.mtp.fc) {
-        net->mtp.rope = net->tape.rope;
+        net->mtp.rope = net->mtp_keys.rope = net->tape.rope;
         net->mtp_layer = c->n_full;
         record_mtp(&net->mtp, &m, net->mtp_layer);
+        record_mtp_keys(&net->mtp_keys, &m, net->mtp_layer);
     }
     return ESP_OK;
 }

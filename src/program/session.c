@@ -99,38 +99,92 @@ static esp_status synthetic_fits(const struct esp_options *opt, const esp_model_
                     budget->given ? "the budget" : "the memory available", (unsigned long long)most);
 }
 
+static const char draft_prefix[] = "draft:";
+
+/* The value of --spec, and behind draft: the model's name. */
+static esp_status parse_spec(const struct esp_options *opt, esp_spec *kind, const char **draft,
+                             esp_error *err)
+{
+    static const char *const names[] = {"off", "auto", "mtp", "ngram"}; /* in the order of esp_spec */
+    const char *text = opt->v[OPT_SPEC].s;
+
+    *draft = NULL;
+    *kind = ESP_SPEC_OFF;
+    if (!text || !esp_opt_for(esp_opt_get(OPT_SPEC), opt->verb))
+        return ESP_OK;
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+        if (strcmp(text, names[i]) == 0) {
+            *kind = (esp_spec)i;
+            return ESP_OK;
+        }
+    }
+    *kind = ESP_SPEC_DRAFT;
+    *draft = text + sizeof draft_prefix - 1;
+    if (strncmp(text, draft_prefix, sizeof draft_prefix - 1) == 0 && **draft)
+        return ESP_OK;
+    return esp_fail(err, ESP_EINVAL, "--spec: '%.200s' is not one of auto, off, mtp, ngram, draft:MODEL",
+                    text);
+}
+
+/* name NULL: there is none. */
+static esp_status open_draft(struct esp_session *s, const char *name, esp_model_opts mo, esp_error *err)
+{
+    char *path;
+    esp_status status;
+
+    if (!name)
+        return ESP_OK;
+    ESP_TRY(esp_model_find(&path, name, err));
+    mo.chat_template_file = NULL; /* only its logits are of interest */
+    status = esp_model_open(&s->draft, path, &mo, err);
+    esp_free(path);
+    return status;
+}
+
+/* The model that the flags name, from a file or made. */
+static esp_status open_model(struct esp_session *s, esp_model_opts *mo, esp_error *err)
+{
+    const struct esp_options *opt = s->opt;
+    const struct esp_opt_value *synthetic = &opt->v[OPT_SYNTHETIC];
+    const char *name = model_name(opt);
+
+    if (synthetic->given && name && opt->n_args)
+        return esp_fail(err, ESP_EINVAL, "'%s' and --synthetic: one model is enough", name);
+    if (synthetic->given) {
+        s->shown = synthetic->s;
+        mo->shape_only = opt->verb->id == VERB_FIT;
+        if (!mo->shape_only)
+            ESP_TRY(synthetic_fits(opt, mo, err));
+        return esp_model_synthetic(&s->model, synthetic->s, opt->v[OPT_WEIGHTS].s, 1, mo, err);
+    }
+    if (!name)
+        return esp_fail(err, ESP_EINVAL, "which model? Give MODEL%s",
+                        esp_opt_for(esp_opt_get(OPT_SYNTHETIC), opt->verb) ? " or --synthetic SHAPE" : "");
+    s->shown = name;
+    ESP_TRY(esp_model_find(&s->path, name, err));
+    if (strcmp(s->path, name) != 0)
+        esp_say_detail("model: %s", s->path);
+    return esp_model_open(&s->model, s->path, mo, err);
+}
+
 esp_status esp_session_open(struct esp_session *s, const struct esp_options *opt, esp_error *err)
 {
-    const struct esp_opt_value *synthetic = &opt->v[OPT_SYNTHETIC];
     esp_model_opts mo = {
         .threads = (uint32_t)opt->v[OPT_THREADS].i, .progress = on_progress, .progress_user = s};
-    const char *name = model_name(opt);
+    const char *draft;
+    esp_spec spec;
     esp_status status;
 
     memset(s, 0, sizeof *s);
     s->opt = opt;
     esp_set_log(on_log, NULL);
+    ESP_TRY(parse_spec(opt, &spec, &draft, err));
     if (opt->v[OPT_CPU].i > 0)
         mo.cpu_level = opt->v[OPT_CPU].s;
     mo.chat_template_file = opt->v[OPT_CHAT_TEMPLATE].s;
-    if (synthetic->given && name && opt->n_args)
-        return esp_fail(err, ESP_EINVAL, "'%s' and --synthetic: one model is enough", name);
-    if (synthetic->given) {
-        s->shown = synthetic->s;
-        mo.shape_only = opt->verb->id == VERB_FIT;
-        if (!mo.shape_only)
-            ESP_TRY(synthetic_fits(opt, &mo, err));
-        status = esp_model_synthetic(&s->model, synthetic->s, opt->v[OPT_WEIGHTS].s, 1, &mo, err);
-    } else if (!name) {
-        return esp_fail(err, ESP_EINVAL, "which model? Give MODEL%s",
-                        esp_opt_for(esp_opt_get(OPT_SYNTHETIC), opt->verb) ? " or --synthetic SHAPE" : "");
-    } else {
-        s->shown = name;
-        ESP_TRY(esp_model_find(&s->path, name, err));
-        if (strcmp(s->path, name) != 0)
-            esp_say_detail("model: %s", s->path);
-        status = esp_model_open(&s->model, s->path, &mo, err);
-    }
+    status = open_model(s, &mo, err);
+    if (status == ESP_OK)
+        status = open_draft(s, draft, mo, err);
     esp_progress_end(&s->progress);
     if (status == ESP_ENUMERIC ||
         status == ESP_EIO) /* of a file: the model is bad, nothing failed while running */
@@ -146,7 +200,10 @@ esp_status esp_session_open(struct esp_session *s, const struct esp_options *opt
 void esp_session_engine_opts(struct esp_session *s)
 {
     const struct esp_options *o = s->opt;
+    const char *draft;
+    esp_spec spec;
 
+    parse_spec(o, &spec, &draft, NULL); /* esp_session_open() has refused others */
     s->engine_opts = (esp_engine_opts){
         .context = (uint32_t)o->v[OPT_CTX].i,
         .max_seqs = 1,
@@ -156,6 +213,10 @@ void esp_session_engine_opts(struct esp_session *s)
         .memory_budget = o->v[OPT_MEMORY_BUDGET].given ? o->v[OPT_MEMORY_BUDGET].size : 0,
         .max_rank = esp_adapters_max_rank(&s->adapters),
         .adapter_bytes = esp_adapters_bytes(&s->adapters),
+        .spec = spec,
+        .spec_tokens = (uint32_t)o->v[OPT_SPEC_TOKENS].i,
+        .spec_min_rate = (float)o->v[OPT_SPEC_MIN_RATE].f,
+        .draft_model = s->draft,
     };
     if (o->v[OPT_MEMORY_BUDGET].given) {
         char text[32];
@@ -177,6 +238,7 @@ void esp_session_close(struct esp_session *s)
     if (s->engine)
         esp_engine_close(s->engine);
     esp_adapters_close(&s->adapters);
+    esp_model_close(s->draft);
     if (s->model)
         esp_model_close(s->model);
     esp_free(s->path);

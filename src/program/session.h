@@ -19,6 +19,7 @@ struct esp_session {
     char *path;        /* of the model; NULL for synthetic ones */
     const char *shown; /* how the model is called in output */
     esp_model *model;
+    esp_model *draft; /* of --spec draft:MODEL, or NULL */
     esp_model_info info;
     struct esp_adapters adapters;
     esp_engine *engine; /* NULL until esp_session_engine() */

@@ -16,11 +16,7 @@
 
 #include "espalier/espalier.h"
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-enum { N_REQUEST = 5, MAX_PROMPT = 300 }; /* instrumented kernels are 20 to 40 times slower */
-#else
-enum { N_REQUEST = 18, MAX_PROMPT = 700 };
-#endif
+enum { N_REQUEST = TEST_SANITIZED ? 5 : 18, MAX_PROMPT = TEST_SANITIZED ? 300 : 700 };
 enum { N_NEW = 12, MAX_ROWS = 16, CONTEXT = 1024 };
 
 struct request {
