@@ -37,6 +37,7 @@
 #define ESP_LIMIT_MARKS            4096u        /* message ends of one request */
 #define ESP_LIMIT_QUEUE            65536u       /* requests that wait in front of an engine */
 #define ESP_LIMIT_DRAFTS           32u          /* drafts of one row and step; beyond ten few texts agree */
+#define ESP_LIMIT_FORCED           64u          /* tokens of a step that constraints decide; each is an event */
 #define ESP_LIMIT_THREADS          1024u
 /* clang-format on */
 
