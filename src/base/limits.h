@@ -40,6 +40,7 @@
 #define ESP_LIMIT_QUEUE            65536u       /* requests that wait in front of an engine */
 #define ESP_LIMIT_ADAPTER_BYTES    (UINT64_C(1) << 40) /* of all that an engine uses: rank 1024 of the largest shape is 0.1 TiB */
 #define ESP_LIMIT_DRAFTS           32u          /* drafts of one row and step; beyond ten few texts agree */
+#define ESP_LIMIT_FORCED           64u          /* tokens of a step that constraints decide; each is an event */
 #define ESP_LIMIT_THREADS          1024u
 /* clang-format on */
 

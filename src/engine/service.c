@@ -5,12 +5,13 @@
  *
  * SPDX-License-Identifier: MIT
  */
-#include "engine/service_job.h"
+#include "engine/service.h"
 
 #include <errno.h>
 #include <inttypes.h>
 #include <poll.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/eventfd.h>
@@ -20,6 +21,7 @@
 #include "base/mem.h"
 
 #include "engine/cache.h"
+#include "engine/service_job.h"
 
 enum { DEFAULT_EVENTS = 4096, STEP_EVENTS = 64 };
 
@@ -134,32 +136,6 @@ static void end_job(struct esp_service *v, struct esp_service_job *j, const esp_
 
 /* ---- jobs ---- */
 
-static esp_status open_job(struct esp_service *v, struct esp_service_job *j, esp_error *err)
-{
-    v->n_open += j->r.n_choice;
-    j->opened = true;
-    j->r.opts.sampling.choice = 0;
-    ESP_TRY(esp_seq_open(&j->seqs[0], v->g, &j->r.opts, err));
-    ESP_TRY(esp_seq_append(j->seqs[0], j->tokens, j->r.n, err));
-    ESP_TRY(esp_seq_set_marks(j->seqs[0], j->marks, j->r.n_mark, err));
-    j->sharing = j->r.n_choice > 1;
-    return esp_seq_generate(j->seqs[0], j->sharing ? 0 : j->r.max_new, err);
-}
-
-/* The prompt has run: every other choice is a fork that shares its pages. */
-static esp_status fork_job(struct esp_service_job *j, esp_error *err)
-{
-    j->sharing = false;
-    esp_seq_usage(j->seqs[0], &j->prompt_usage);
-    for (uint32_t c = 1; c < j->r.n_choice; c++) {
-        j->r.opts.sampling.choice = c;
-        ESP_TRY(esp_seq_fork(&j->seqs[c], j->seqs[0], &j->r.opts, err));
-    }
-    for (uint32_t c = 0; c < j->r.n_choice; c++)
-        ESP_TRY(esp_seq_generate(j->seqs[c], j->r.max_new, err));
-    return ESP_OK;
-}
-
 static struct esp_service_job *job_of(const struct esp_service *v, const esp_seq *seq, uint32_t *choice)
 {
     for (struct esp_service_job *j = v->jobs; j; j = j->next)
@@ -226,7 +202,7 @@ static void step(struct esp_service *v)
         if (!j->ready || j->n_ended)
             continue;
         j->ready = false;
-        if (fork_job(j, &err) != ESP_OK)
+        if (esp_service_job_fork(j, &err) != ESP_OK)
             end_job(v, j, &err);
     }
 }
@@ -257,7 +233,8 @@ static void open_jobs(struct esp_service *v)
             continue;
         if (v->n_open + j->r.n_choice > v->g->opts.max_seqs)
             return;
-        if (open_job(v, j, &err) != ESP_OK)
+        v->n_open += j->r.n_choice;
+        if (esp_service_job_open(j, v->g, &err) != ESP_OK)
             end_job(v, j, &err);
     }
 }
@@ -431,6 +408,9 @@ esp_status esp_service_submit(struct esp_service *v, const struct esp_service_re
     if (r->n_choice > ESP_SERVICE_MAX_CHOICES)
         return esp_fail(err, ESP_EINVAL, "n %u; 1 to %d choices are possible", r->n_choice,
                         ESP_SERVICE_MAX_CHOICES);
+    if (r->constraint && r->n_choice > 1 && !r->constraint->clone)
+        return esp_fail(err, ESP_EINVAL, "%u choices under a constraint that has no second state",
+                        r->n_choice);
     if (r->n == 0 || !r->tokens)
         return esp_fail(err, ESP_EINVAL, "a request without tokens");
     if (r->n_mark > ESP_LIMIT_MARKS || r->opts.sampling.n_bias > ESP_SAMPLE_MAX_BIAS)
@@ -448,8 +428,10 @@ esp_status esp_service_submit(struct esp_service *v, const struct esp_service_re
         pthread_cond_signal(&v->work);
     }
     pthread_mutex_unlock(&v->lock);
-    if (s != ESP_OK)
+    if (s != ESP_OK) {
+        j->constraint = (struct esp_constraint){0}; /* it remains the caller's */
         esp_service_job_free(j);
+    }
     return s;
 }
 
