@@ -7,6 +7,8 @@
 #ifndef ESP_BASE_LIMITS_H
 #define ESP_BASE_LIMITS_H
 
+#include <stdint.h>
+
 /* clang-format off */
 #define ESP_LIMIT_JSON_BYTES       (256u << 20) /* tokenizer.json of a 250k vocabulary is 20 MiB */
 #define ESP_LIMIT_JSON_DEPTH       128          /* api.md of the project: requests; files stay below 20 */
@@ -51,6 +53,9 @@
 #define ESP_LIMIT_SCHEMA_ENUM      10000u
 #define ESP_LIMIT_TOOLS            1024u
 #define ESP_LIMIT_QUEUE            65536u       /* requests that wait in front of an engine */
+#define ESP_LIMIT_ADAPTER_BYTES    (UINT64_C(1) << 40) /* of all that an engine uses: rank 1024 of the largest shape is 0.1 TiB */
+#define ESP_LIMIT_DRAFTS           32u          /* drafts of one row and step; beyond ten few texts agree */
+#define ESP_LIMIT_FORCED           64u          /* tokens of a step that constraints decide; each is an event */
 #define ESP_LIMIT_THREADS          1024u
 /* clang-format on */
 

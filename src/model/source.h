@@ -17,7 +17,9 @@ struct esp_source {
     bool norms_shifted;     /* stored norm weights of the trunk include the +1 */
     bool mtp_norms_shifted; /* those of the MTP layer do */
     bool has_mtp;
-    bool tied; /* the head is the embedding */
+    bool mtp_basis; /* hidden rows are in another basis than the MTP layer works in: it has to_plain,
+                       plain_norm, to_basis, see doc/formats/fold.md */
+    bool tied;      /* the head is the embedding */
     /* Matrix of `module` ("layers.3.mlp.up_proj"): any format, exactly [n_out][n_in]. Memory stays with the
      * source. */
     esp_status (*matrix)(void *ctx, enum esp_part part, const char *module, uint32_t n_out, uint32_t n_in,
