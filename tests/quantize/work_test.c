@@ -218,7 +218,7 @@ static void test_refusals(void **state)
 }
 
 /* A weight that is not finite is named before any work. */
-static void test_not_finite(void **state)
+static void test_case_46_not_finite(void **state)
 {
     const char *dir = test_tmpdir(), *cfg = test_path("models/tiny-text/config.json");
     struct esp_map m;
@@ -314,7 +314,7 @@ static void test_convert_round_trip(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_refusals),           cmocka_unit_test(test_not_finite),
+        cmocka_unit_test(test_refusals),           cmocka_unit_test(test_case_46_not_finite),
         cmocka_unit_test(test_convert_round_trip), cmocka_unit_test(test_resume_gptq),
         cmocka_unit_test(test_resume_trellis),
     };
