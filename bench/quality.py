@@ -43,34 +43,39 @@ def affine(bits, group):
     add(f"gptq {bits} g{group}", "gptq", "--bits", str(bits), "--group", str(group))
 
 
-def trellis(bits):
+def trellis(bits, parts=True):
+    """Codes of so many bits, and with `parts` each ingredient on or off."""
     whole = bits == int(bits)
     target = [*T, "--target-bpw", str(bits + 0.0625)]  # row scales of this model's MLPs
     how = [*T, "--bits", str(bits)] if whole else target
-    add(f"trellis {bits}", "trellis", *how)
+    if not parts:
+        add(f"trellis {bits}", "trellis", *how)
+        if whole:
+            add(f"trellis {bits}, mixed", "mixed", *target)
+        else:
+            add(f"trellis {bits}, every other layer", "every other layer", *T, recipe=alternate(int(bits)))
+        return
     add(f"trellis {bits}, no feedback", "no feedback", *how, "--no-feedback")
     add(f"trellis {bits}, feedback by block", "by block", *how, "--feedback-group", "256")
     add(f"trellis {bits}, rms scales", "rms scales", *how, "--trellis-scale", "rms")
     add(f"trellis {bits}, neither", "neither", *how, "--trellis-scale", "rms", "--no-feedback")
     add(f"trellis {bits}, fold", "fold", *how, "--fold", "on")
-    if whole:
-        add(f"trellis {bits}, mixed", "mixed", *target)
-    else:
-        add(f"trellis {bits}, every other layer", "every other layer", *T, recipe=alternate(int(bits)))
 
 
-for bits in (3, 4):
+for bits in (3, 4, 2):
     affine(bits, 64)
-    trellis(bits)
-for bits in (2, 2.5, 3.5):
-    trellis(bits)
-affine(2, 64)
+    trellis(bits, parts=False)
 for bits in (3, 4):
-    affine(bits, 32)
+    trellis(bits)
     affine(bits, 128)
+    affine(bits, 32)
     add(f"gptq {bits} g64 act-order", "gptq act-order", "--bits", str(bits), "--act-order")
+for bits in (2.5, 3.5):
+    trellis(bits, parts=False)
 for bpw in (3.0, 3.5, 4.0):
     add(f"gptq mixed {bpw}", "gptq mixed", "--target-bpw", str(bpw))
+for bits in (2, 2.5, 3.5):
+    trellis(bits)
 
 
 def run(command):
@@ -94,8 +99,8 @@ def make(a, program, name, flags, recipe):
         with open(path, "w") as f:
             json.dump({"tensors": recipe}, f)
         flags = [*flags, "--recipe", path]
-    q = run([*program, "quantize", a.model, "-o", out, "--no-eval", "--json", "--progress", "none", "--stats",
-             os.path.join(a.work, "stats"), *KEEP, *flags])
+    q = run([*program, "quantize", a.model, "-o", out, "--no-eval", "--json", "--progress", "none", "--threads", a.threads,
+             "--stats", os.path.join(a.work, "stats"), *KEEP, *flags])
     row = {"name": name, "bpw": q["bpw"], "bytes": q["bytes"], "seconds": q["seconds"],
            "mlp_bytes": sum(t["bytes"] for t in q["tensors"] if ".mlp." in t["name"]),
            "loss": sum(t.get("loss", 0) for t in q["tensors"]) / max(1, q["quantized"])}
@@ -105,7 +110,7 @@ def make(a, program, name, flags, recipe):
 
 def compare(a, program, made):
     kl = run([*program, "perplexity", a.model, "--data", a.data, "--chunks", a.rows, "--json", "--progress", "none",
-              *(x for folder, _, _ in made for x in ("--kl", folder))])["comparisons"]
+              "--threads", a.threads, *(x for folder, _, _ in made for x in ("--kl", folder))])["comparisons"]
     for (folder, row, path), k in zip(made, kl):
         row.update({n: k[n] for n in ("kl", "kl_p50", "kl_p95", "kl_p99", "agreement", "ppl", "base_ppl", "tokens")})
         with open(path + ".part", "w") as f:
@@ -123,9 +128,12 @@ def main():
     p.add_argument("--work", default="build/quality")
     p.add_argument("--rows", default="0")
     p.add_argument("--only", default="", help="names that contain this")
+    p.add_argument("--threads", default="0")
+    p.add_argument("--part", default="0/1", help="K/N: every N-th row from row K on, for several runs side by side")
     a = p.parse_args()
     program = shlex.split(a.program)
-    variants = [v for v in VARIANTS if a.only in v[0]]
+    part, parts = map(int, a.part.split("/"))
+    variants = [v for v in VARIANTS if a.only in v[0]][part::parts]
 
     os.makedirs(a.work, exist_ok=True)
     rows, made = [], []

@@ -35,8 +35,8 @@ esp_status esp_source_checkpoint(struct esp_source **out, struct esp_checkpoint 
 enum esp_random_kind { ESP_RANDOM_WEIGHTS, ESP_RANDOM_SHAPES };
 /*
  * Random weights of one format in memory; affine formats use groups of `group`, bf16 scales;
- * trellis formats lie along axis 1. SHAPES: matrices
- * have their sizes but no bytes, for plans.
+ * trellis formats are those of the MLPs, beside affine matrices of 4 bits. SHAPES: matrices have their sizes
+ * but no bytes, for plans.
  */
 esp_status esp_source_random(struct esp_source **out, enum esp_format_id format, uint32_t group, bool tied,
                              enum esp_random_kind kind, uint64_t seed, esp_error *err);
