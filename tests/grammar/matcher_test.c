@@ -234,7 +234,8 @@ static void forced_text_comes_in_long_tokens(void **state)
 
 static const char weather[] = "{\"type\":\"object\",\"properties\":{\"city\":{\"type\":\"string\"},\"days\":{"
                               "\"type\":\"integer\",\"minimum\":1,"
-                              "\"maximum\":9},\"unit\":{\"enum\":[\"C\",\"F\"]},\"opt\":{\"anyOf\":[{"
+                              "\"maximum\":9},\"short\":{\"type\":\"string\",\"maxLength\":30},\"unit\":{"
+                              "\"enum\":[\"C\",\"F\"]},\"opt\":{\"anyOf\":[{"
                               "\"type\":\"string\"},{\"type\":\"null\"}]}},"
                               "\"required\":[\"city\"]}";
 
@@ -282,6 +283,8 @@ static void calls_keep_to_their_tools(void **state)
     assert_int_equal(judge_call(g, NULL, BEGIN END), 1); /* not strict */
     assert_int_equal(judge_call(g, NULL, "<tool_call>\n<function=ping>\n" END), 1);
     assert_int_equal(judge_call(g, NULL, "<tool_call>\n<function=weather.2>\n" END), 1);
+    assert_int_equal(judge_call(g, NULL, BEGIN P("short", "a\n<</parameter >") END), 1);
+    assert_int_equal(judge_call(g, NULL, BEGIN P("short", "a</parameter>") END), -1);
     assert_int_equal(judge_call(g, NULL, BEGIN P("days", "10") END), -1);
     assert_int_equal(judge_call(g, NULL, BEGIN P("days", "x") END), -1);
     assert_int_equal(judge_call(g, NULL, BEGIN P("unit", "K") END), -1);
