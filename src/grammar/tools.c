@@ -21,6 +21,7 @@ struct tools {
     struct esp_ir ir;
     struct esp_schema s; /* of the tool being written */
     uint32_t free_value; /* rule + 1: text up to and with the "<" behind </parameter> */
+    uint32_t no_closer;  /* rule + 1 */
     uint32_t basic[ESP_BASIC_COUNT];
     const struct esp_tool *tool;
     esp_error never;
@@ -115,6 +116,8 @@ static esp_status write_values(struct esp_nfa *b, const struct esp_schema_node *
         char *text = json_is_string(v) ? NULL : esp_schema_text(v, 17);
         struct esp_frag f;
 
+        if (json_is_string(v) && strstr(json_string_value(v), "</parameter>"))
+            continue; /* a reader would end there */
         if (!json_is_string(v) && !text)
             return esp_fail(err, ESP_ENOMEM, "%s: out of memory", what);
         f = esp_nfa_puts(b, text ? text : json_string_value(v));
@@ -123,6 +126,62 @@ static esp_status write_values(struct esp_nfa *b, const struct esp_schema_node *
         esp_nfa_link(b, f.end, out->end);
     }
     return ESP_OK;
+}
+
+/* A rule for all texts without the closer: at every place, how much of it has just been read. */
+static uint32_t without_closer(struct tools *t)
+{
+    static const char closer[] = "</parameter>";
+    enum { N = sizeof closer - 1 };
+    uint32_t place[N], end;
+    struct esp_nfa b;
+
+    if (t->no_closer)
+        return t->no_closer - 1;
+    t->no_closer = esp_ir_declare(&t->ir, "value of a parameter", 20, 0) + 1;
+    esp_nfa_begin(&b, &t->ir);
+    end = esp_nfa_node(&b);
+    for (uint32_t i = 0; i < N; i++) {
+        place[i] = esp_nfa_node(&b);
+        esp_nfa_link(&b, place[i], end);
+    }
+    for (uint32_t i = 0; i < N; i++) {
+        struct esp_class other = {0};
+        struct esp_frag f;
+
+        if (i + 1 < N) {
+            f = esp_nfa_bytes(&b, closer + i, 1);
+            esp_nfa_link(&b, place[i], f.start);
+            esp_nfa_link(&b, f.end, place[i + 1]);
+        }
+        if (i > 0) { /* only its first letter can begin it anew, for that one does not come again */
+            f = esp_nfa_bytes(&b, closer, 1);
+            esp_nfa_link(&b, place[i], f.start);
+            esp_nfa_link(&b, f.end, place[1]);
+        }
+        esp_class_add(&t->ir, &other, (unsigned char)closer[i], (unsigned char)closer[i]);
+        esp_class_add(&t->ir, &other, '<', '<');
+        esp_class_norm(&other);
+        esp_class_invert(&t->ir, &other);
+        f = esp_nfa_class(&b, &other, ESP_IR_PLAIN);
+        esp_nfa_link(&b, place[i], f.start);
+        esp_nfa_link(&b, f.end, place[0]);
+    }
+    esp_nfa_end(&b, t->no_closer - 1, (struct esp_frag){place[0], end}, ESP_IR_SHARED);
+    return t->no_closer - 1;
+}
+
+/* A string with conditions, as it is, but never with the closer in it. */
+static esp_status write_raw(struct tools *t, struct esp_nfa *b, const struct esp_schema_node *n,
+                            struct esp_frag *out, esp_error *err)
+{
+    uint32_t rule, both;
+
+    ESP_TRY(esp_schema_raw_string(&t->s, n, &rule, err));
+    both = esp_ir_declare(&t->ir, n->path, strlen(n->path), 0);
+    esp_ir_both(&t->ir, both, rule, without_closer(t));
+    *out = esp_nfa_call(b, both);
+    return esp_ir_check(&t->ir, what, err);
 }
 
 /* Whether schema can be written; its rules go nowhere. */
@@ -158,10 +217,8 @@ static esp_status write_value(struct tools *t, struct esp_nfa *b, const json_t *
 
     if (st == ESP_OK && form == JSON)
         st = try_schema(t, schema, path, err);
-    if (st == ESP_OK && form == RAW && !n.values) {
-        st = esp_schema_raw_string(&t->s, &n, &rule, err);
-        *out = esp_nfa_call(b, rule);
-    }
+    if (st == ESP_OK && form == RAW && !n.values)
+        st = write_raw(t, b, &n, out, err);
     if (st == ESP_OK && form == RAW && n.values)
         st = write_values(b, &n, out, err);
     json_decref(n.own_values);
