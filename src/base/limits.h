@@ -36,6 +36,7 @@
 #define ESP_LIMIT_CACHE_FILES      65536u       /* in one cache folder; 32 GiB of 0.5 MiB files */
 #define ESP_LIMIT_MARKS            4096u        /* message ends of one request */
 #define ESP_LIMIT_QUEUE            65536u       /* requests that wait in front of an engine */
+#define ESP_LIMIT_TURN_BYTES       (64u << 20)  /* one answer of a model: a million tokens of code stay below 8 MiB */
 #define ESP_LIMIT_THREADS          1024u
 /* clang-format on */
 
