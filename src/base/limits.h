@@ -37,6 +37,8 @@
 #define ESP_LIMIT_MARKS            4096u        /* message ends of one request */
 #define ESP_LIMIT_QUEUE            65536u       /* requests that wait in front of an engine */
 #define ESP_LIMIT_TURN_BYTES       (64u << 20)  /* one answer of a model: a million tokens of code stay below 8 MiB */
+#define ESP_LIMIT_HTTP_HEAD        (64u << 10)  /* request line and headers; browsers' cookies stay below 16 KiB */
+#define ESP_LIMIT_HTTP_URI         (16u << 10)
 #define ESP_LIMIT_THREADS          1024u
 /* clang-format on */
 

@@ -92,22 +92,13 @@ static size_t spaces(const char *s, size_t n)
     return i;
 }
 
-/* "<word = NAME >": length of it all in *len, the name in name. */
-static enum match match_open(const char *s, size_t n, const char *word, char name[MAX_NAME + 1], size_t *len)
+/* NAME and ">" at s[i..n): as match_open. */
+static enum match match_name(const char *s, size_t i, size_t n, char name[MAX_NAME + 1], size_t *len)
 {
-    const enum match m = match(s, n, word);
-    size_t i = strlen(word), end;
+    size_t end = i;
 
-    if (m != YES)
-        return m;
-    i += spaces(s + i, n - i);
-    if (i == n)
-        return i < MAX_SPACES + 16 ? PART : NO;
-    if (s[i++] != '=')
-        return NO;
-    i += spaces(s + i, n - i);
-    for (end = i; end < n && s[end] != '>' && s[end] != '\n' && s[end] != '<'; end++)
-        ;
+    while (end < n && s[end] != '>' && s[end] != '\n' && s[end] != '<')
+        end++;
     if (end - i > MAX_NAME || i > 2 * MAX_SPACES)
         return NO;
     if (end == n)
@@ -122,6 +113,23 @@ static enum match match_open(const char *s, size_t n, const char *word, char nam
     memcpy(name, s + i, end - i);
     name[end - i] = '\0';
     return YES;
+}
+
+/* "<word = NAME >": length of it all in *len, the name in name. */
+static enum match match_open(const char *s, size_t n, const char *word, char name[MAX_NAME + 1], size_t *len)
+{
+    const enum match m = match(s, n, word);
+    size_t i = strlen(word);
+
+    if (m != YES)
+        return m;
+    i += spaces(s + i, n - i);
+    if (i == n)
+        return i < MAX_SPACES + 16 ? PART : NO;
+    if (s[i++] != '=')
+        return NO;
+    i += spaces(s + i, n - i);
+    return match_name(s, i, n, name, len);
 }
 
 static void warn(const struct esp_turn *t, const char *message)

@@ -184,34 +184,60 @@ static const char *literal(unsigned types, const char *s, size_t len)
     return NULL;
 }
 
+/* Whether a value of one type is among those allowed. */
+static bool fits(unsigned types, unsigned is)
+{
+    return types == 0 || (types & is) || (is == ESP_TOOL_INTEGER && (types & ESP_TOOL_NUMBER));
+}
+
+/* Cut white space off both ends. */
+static const char *trim(const char *s, size_t *n)
+{
+    while (*n && is_space(*s)) {
+        s++;
+        --*n;
+    }
+    while (*n && is_space(s[*n - 1]))
+        --*n;
+    return s;
+}
+
+/* Type of the JSON s[0..*n), 0 when it is none; a whole number written as a real counts as an integer, and is
+ * cut to one, where only integers are allowed. */
+static unsigned type_of_text(unsigned types, const char *s, size_t *n)
+{
+    size_t whole;
+    json_t *v = NULL;
+    unsigned is;
+
+    if (*n == 0 || esp_json_parse(&v, s, *n, "value", 0, NULL) != ESP_OK)
+        return 0;
+    is = type_of_value(v);
+    json_decref(v);
+    if (is != ESP_TOOL_NUMBER || (types & (ESP_TOOL_INTEGER | ESP_TOOL_NUMBER)) != ESP_TOOL_INTEGER)
+        return is;
+    whole = integral_length(s, *n);
+    if (whole)
+        *n = whole;
+    return whole ? ESP_TOOL_INTEGER : is;
+}
+
 bool esp_tool_value(unsigned types, const char *text, size_t len, struct esp_strbuf *out, bool *odd)
 {
-    const char *s = text, *word;
-    size_t n = len, whole;
-    json_t *v = NULL;
+    const char *s, *word;
+    size_t n = len;
     unsigned is;
 
     *odd = false;
     if (types == ESP_TOOL_STRING)
         return add_string(out, text, len);
-    while (n && is_space(*s))
-        s++, n--;
-    while (n && is_space(s[n - 1]))
-        n--;
+    s = trim(text, &n);
     word = literal(types, s, n);
     if (word)
         return esp_strbuf_puts(out, word);
-    if (n == 0 || esp_json_parse(&v, s, n, "value", 0, NULL) != ESP_OK) {
-        *odd = types && !(types & ESP_TOOL_STRING);
-        return add_string(out, text, len);
-    }
-    is = type_of_value(v);
-    json_decref(v);
-    whole = is & (ESP_TOOL_NUMBER | ESP_TOOL_INTEGER) ? integral_length(s, n) : 0;
-    if (is == ESP_TOOL_NUMBER && (types & ESP_TOOL_INTEGER) && !(types & ESP_TOOL_NUMBER) && whole)
-        return esp_strbuf_add(out, s, whole);
-    if (types == 0 || (types & is) || (is == ESP_TOOL_INTEGER && (types & ESP_TOOL_NUMBER)))
+    is = type_of_text(types, s, &n);
+    if (is && fits(types, is))
         return add_compact(out, s, n);
-    *odd = !(types & ESP_TOOL_STRING);
+    *odd = types && !(types & ESP_TOOL_STRING);
     return add_string(out, text, len);
 }
