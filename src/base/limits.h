@@ -56,6 +56,9 @@
 #define ESP_LIMIT_ADAPTER_BYTES    (UINT64_C(1) << 40) /* of all that an engine uses: rank 1024 of the largest shape is 0.1 TiB */
 #define ESP_LIMIT_DRAFTS           32u          /* drafts of one row and step; beyond ten few texts agree */
 #define ESP_LIMIT_FORCED           64u          /* tokens of a step that constraints decide; each is an event */
+#define ESP_LIMIT_TURN_BYTES       (64u << 20)  /* one answer of a model: a million tokens of code stay below 8 MiB */
+#define ESP_LIMIT_HTTP_HEAD        (64u << 10)  /* request line and headers; browsers' cookies stay below 16 KiB */
+#define ESP_LIMIT_HTTP_URI         (16u << 10)
 #define ESP_LIMIT_THREADS          1024u
 /* clang-format on */
 
