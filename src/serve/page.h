@@ -1,6 +1,7 @@
 /*
- * The built-in web page: one document without a further request, made by cmake/page.cmake from serve/page/. The policy goes
- * with it as the header Content-Security-Policy and allows its own style and script, nothing else.
+ * The built-in web page: one document without a further request, made by cmake/page.cmake from serve/page/.
+ * The policy goes with it as the header Content-Security-Policy and allows its own style and script, nothing
+ * else.
  *
  * SPDX-License-Identifier: MIT
  */

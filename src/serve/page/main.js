@@ -173,7 +173,7 @@ async function answer(parent, partial) {
     const stopped = e.name === "AbortError";
     n.partial = Boolean(n.content) && !(n.tools || []).length;
     n.finish = stopped ? "stopped" : "";
-    n.error = stopped ? "" : e.message + (e.status === 401 ? " (the key goes into the settings)" : "");
+    n.error = stopped ? "" : (e instanceof TypeError ? "The server cannot be reached." : e.message) + (e.status === 401 ? " (the key goes into the settings)" : "");
     announce(stopped ? "Stopped." : "The answer failed: " + n.error);
   }
   delete n.writing;
@@ -186,6 +186,12 @@ async function answer(parent, partial) {
 function submit() {
   const text = $("prompt").value.trim();
   if (running || (!text && !attached.length)) return;
+  try {
+    requestFor([], readJson("settings", {}), ""); /* before the message leaves its box */
+  } catch (e) {
+    banner(e.message);
+    return;
+  }
   const n = addNode(conversation, leafOf(conversation), { role: "user", content: text, images: attached });
   if (!conversation.title) conversation.title = text.split("\n")[0].slice(0, 60) || "Images";
   $("prompt").value = "";
