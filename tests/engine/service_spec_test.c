@@ -74,7 +74,7 @@ static void read_all(struct esp_service *v, uint32_t n_last)
         struct esp_service_event e[5];
         size_t n;
 
-        assert_true(esp_service_wait(v, 60000));
+        assert_true(esp_service_wait(v, 300000));
         n = esp_service_poll(v, e, 5);
         for (size_t i = 0; i < n; i++) {
             struct ticket *t = &tickets[e[i].id];
