@@ -188,6 +188,7 @@ typedef struct esp_engine_opts {
     esp_model *draft_model; /* ESP_SPEC_DRAFT: must outlive the engine */
     uint32_t max_rank;  /* largest rank of adapters that sequences may use, at most 1024; 0: no adapters */
     const char *device; /* "cpu", "cuda" or "cuda:N"; NULL: cpu. ESP_EDEVICE says what a CUDA device lacks */
+    uint64_t adapter_bytes; /* of the adapters that will be used (esp_adapter_info): they count in the plan */
 } esp_engine_opts;
 
 /* Bytes an engine will take, computed without allocating anything; esp_engine_open() uses the same plan. */
@@ -201,6 +202,7 @@ typedef struct esp_memory_plan {
     uint64_t scratch;     /* activations, logits and attention partials of the largest step */
     uint64_t speculation; /* the drafter's weights, states and scratch, journals, rows of logits for drafts */
     uint64_t fixed;       /* tokenizer, tables, program */
+    uint64_t adapters;    /* as adapter_bytes says */
     uint64_t total;
 } esp_memory_plan;
 ESP_API esp_status esp_engine_plan(const esp_model *m, const esp_engine_opts *opts, esp_memory_plan *out,

@@ -24,9 +24,10 @@ static esp_status check_budget(const struct esp_model *m, const esp_engine_opts 
         return ESP_OK;
     return esp_fail(err, ESP_ENOFIT,
                     "needs %" PRIu64 " bytes (weights %" PRIu64 ", KV %" PRIu64 ", state %" PRIu64
-                    ", scratch %" PRIu64 ", speculation %" PRIu64 "), the budget is %" PRIu64
-                    "; lower the context, the chunk or the number of sequences",
-                    p.total, p.weights, p.kv_pool, p.state_pool, p.scratch, p.speculation, o->memory_budget);
+                    ", scratch %" PRIu64 ", speculation %" PRIu64 ", adapters %" PRIu64
+                    "), the budget is %" PRIu64 "; lower the context, the chunk or the number of sequences",
+                    p.total, p.weights, p.kv_pool, p.state_pool, p.scratch, p.speculation, p.adapters,
+                    o->memory_budget);
 }
 
 static esp_status allocate(struct esp_engine *g, esp_error *err)

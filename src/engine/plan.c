@@ -144,6 +144,9 @@ esp_status esp_engine_resolve(const struct esp_model *m, const esp_engine_opts *
         o.chunk = DEFAULT_CHUNK;
     if (o.max_rank > MAX_RANK)
         return esp_fail(err, ESP_EINVAL, "max_rank %u; 0 to %d are possible", o.max_rank, MAX_RANK);
+    if (o.adapter_bytes > ESP_LIMIT_ADAPTER_BYTES)
+        return esp_fail(err, ESP_EINVAL, "adapter_bytes %llu; at most %llu are possible",
+                        (unsigned long long)o.adapter_bytes, (unsigned long long)ESP_LIMIT_ADAPTER_BYTES);
     if (o.chunk > MAX_CHUNK)
         return esp_fail(err, ESP_EINVAL, "chunk %u; 1 to %d are possible", o.chunk, MAX_CHUNK);
     if (o.chunk < o.max_seqs)
@@ -217,9 +220,10 @@ static esp_status fill_plan(const struct esp_model *m, const esp_engine_opts *o,
         .state_pool = (uint64_t)shape.pools.n_slot * l->slot_bytes,
         .scratch = scratch + (uint64_t)o->rows * m->net->tape.n_vocab * sizeof(float),
         .fixed = fixed_bytes(m, o),
+        .adapters = o->adapter_bytes,
     };
     ESP_TRY(esp_spec_bytes(m, o, &shape, dev, &p->speculation, err));
-    p->total = p->weights + p->kv_pool + p->state_pool + p->scratch + p->speculation + p->fixed;
+    p->total = p->weights + p->kv_pool + p->state_pool + p->scratch + p->speculation + p->fixed + p->adapters;
     return ESP_OK;
 }
 

@@ -13,10 +13,13 @@
 #include "engine/cache.h"
 #include "engine/spec.h"
 
-enum {
-    STALL_PROBE = 64, /* prompt tokens of a step under a stall bound before anything was measured */
-    STALL_LEAST = 8   /* ... and at least so many, or long prompts would never end */
-};
+enum { STALL_LEAST = 8 }; /* prompt tokens of a step under a stall bound, or long prompts would never end */
+
+/* Cost of a prompt token against a step of single tokens while none was measured: eight more rows cost a step
+ * of the smallest shape at four bits 0.8 of itself, larger ones less. */
+static const double FIRST_GUESS = 0.5;
+/* Part of the bound that a step aims at: costs grow with the text, and a mean follows them late. */
+static const double STALL_AIM = 0.95;
 
 double esp_engine_now(void)
 {
@@ -266,11 +269,12 @@ bool esp_engine_begin_draft(struct esp_seq *s, uint32_t n, struct esp_batch_seq 
 
 uint32_t esp_engine_budget(struct esp_engine *g, uint32_t n_decode)
 {
-    double bound = g->opts.max_stall_ms * 1e-3, n;
+    double bound = STALL_AIM * g->opts.max_stall_ms * 1e-3, n;
+    double cost = g->token_cost > 0 ? g->token_cost : FIRST_GUESS * g->step_cost;
 
     if (g->opts.max_stall_ms == 0 || n_decode == 0)
         return g->opts.chunk;
-    n = g->token_cost > 0 ? (bound - g->step_cost) / g->token_cost : STALL_PROBE;
+    n = cost > 0 ? (bound - g->step_cost) / cost : STALL_LEAST;
     n = n < STALL_LEAST ? STALL_LEAST : n;
     if (n >= g->opts.chunk - n_decode)
         return g->opts.chunk;

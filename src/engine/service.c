@@ -9,6 +9,7 @@
 
 #include <errno.h>
 #include <inttypes.h>
+#include <limits.h>
 #include <poll.h>
 #include <pthread.h>
 #include <stdatomic.h>
@@ -217,11 +218,21 @@ static void take_inbox(struct esp_service *v)
     v->inbox = NULL;
 }
 
+/* Choices whose bit is set. While they share the prompt, which choice 0 runs, single ones stay. */
 static void cancel_jobs(struct esp_service *v)
 {
-    for (struct esp_service_job *j = v->jobs; j; j = j->next)
-        if (atomic_load(&j->cancel) && j->n_ended < j->r.n_choice)
+    for (struct esp_service_job *j = v->jobs; j; j = j->next) {
+        const unsigned all = (1u << j->r.n_choice) - 1, wanted = atomic_load(&j->cancel) & all;
+
+        if (wanted == all && j->n_ended < j->r.n_choice)
             end_job(v, j, NULL);
+        for (uint32_t c = 0; wanted && !j->sharing && j->opened && c < j->r.n_choice; c++) {
+            struct esp_service_event e = event_of(j, c, ESP_SERVICE_CANCELLED);
+
+            if ((wanted >> c & 1) && !j->ended[c])
+                end_choice(v, j, c, &e);
+        }
+    }
 }
 
 static void open_jobs(struct esp_service *v)
@@ -435,22 +446,33 @@ esp_status esp_service_submit(struct esp_service *v, const struct esp_service_re
     return s;
 }
 
-static bool cancel_in(struct esp_service_job *list, uint64_t id)
+static bool cancel_in(struct esp_service_job *list, uint64_t id, unsigned choices)
 {
     for (; list; list = list->next)
         if (list->id == id) {
-            atomic_store(&list->cancel, true);
+            atomic_fetch_or(&list->cancel, choices);
             return true;
         }
     return false;
 }
 
-void esp_service_cancel(struct esp_service *v, uint64_t id)
+static void cancel(struct esp_service *v, uint64_t id, unsigned choices)
 {
     pthread_mutex_lock(&v->lock);
-    if (!cancel_in(v->inbox, id))
-        cancel_in(v->jobs, id);
+    if (!cancel_in(v->inbox, id, choices))
+        cancel_in(v->jobs, id, choices);
     pthread_mutex_unlock(&v->lock);
+}
+
+void esp_service_cancel(struct esp_service *v, uint64_t id)
+{
+    cancel(v, id, UINT_MAX);
+}
+
+void esp_service_cancel_choice(struct esp_service *v, uint64_t id, uint32_t choice)
+{
+    if (choice < ESP_SERVICE_MAX_CHOICES)
+        cancel(v, id, 1u << choice);
 }
 
 size_t esp_service_poll(struct esp_service *v, struct esp_service_event *out, size_t cap)

@@ -50,6 +50,8 @@ esp_status esp_service_submit(struct esp_service *v, const struct esp_service_re
 /* Any thread. Observed in the queue, between prompt chunks and between tokens; what already runs is finished
  * and dropped. Every choice still ends with one event, ESP_SERVICE_CANCELLED. Unknown ids are ignored. */
 void esp_service_cancel(struct esp_service *v, uint64_t id);
+/* One choice alone; the others go on. */
+void esp_service_cancel_choice(struct esp_service *v, uint64_t id, uint32_t choice);
 
 enum esp_service_what {
     ESP_SERVICE_TOKEN,    /* token; finish may be set as well */

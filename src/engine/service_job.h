@@ -19,7 +19,7 @@ struct esp_service_job {
     size_t *marks;
     esp_logit_bias *bias;
     struct esp_constraint constraint; /* until a sequence has it; all zero: none */
-    atomic_bool cancel;
+    atomic_uint cancel;               /* bit per choice */
     /* The thread's own. */
     bool opened, sharing; /* sharing: choice 0 runs the prompt that the others will fork ... */
     bool ready;           /* ... and has */

@@ -138,9 +138,10 @@ static void close_seqs(struct bench *b)
 /* Open the row's sequences with their known tokens and arm them for n more. */
 static esp_status arm(struct bench *b, const struct esp_bench_row *r, size_t n, esp_error *err)
 {
-    const esp_seq_opts so = {.sampling = {.ignore_end = true}};
+    esp_seq_opts so = {.sampling = {.ignore_end = true}};
     const size_t known = r->prompt ? r->prompt : r->depth ? r->depth : 1;
 
+    esp_adapters_use(&b->session.adapters, &so);
     close_seqs(b);
     for (size_t i = 0; i < r->batch; i++) {
         ESP_TRY(esp_seq_open(&b->seqs[i], b->session.engine, &so, err));
