@@ -37,6 +37,8 @@ needs() {
         echo "libopenblas-dev have_module openblas libopenblas-dev"
         echo "liblapacke-dev have_module lapacke liblapacke-dev"
         echo "libedit-dev have_module libedit libedit-dev"
+        echo "libevent-dev have_module libevent_core libevent-dev"
+        echo "libsqlite3-dev have_module sqlite3 libsqlite3-dev"
         ;;
     test)
         echo "libcmocka-dev have_module cmocka libcmocka-dev"

@@ -239,6 +239,34 @@ static void record(struct esp_tape *t, const struct model *m)
     t_logits(t, t_gather(t, x), m->head);
 }
 
+/* What enters the draft layer: the next token and the hidden state, normed and mixed. */
+static esp_val record_mtp_input(struct esp_tape *t, const struct model *m)
+{
+    const struct mtp *w = &m->mtp;
+    float eps = (float)m->c->rms_eps;
+    esp_val e = t_rmsnorm(t, t_embed(t, m->embed), w->norm_embed, eps);
+    esp_val h = t_input(t, m->c->hidden);
+
+    if (w->to_plain) /* the scale of a row does not matter: a norm follows */
+        h = t_rmsnorm(t, t_linear(t, h, w->to_plain), w->plain_norm, eps);
+    h = t_rmsnorm(t, h, w->norm_hidden, eps);
+    return t_linear(t, t_concat(t, e, h), w->fc);
+}
+
+/* The layer's keys and values alone: all that later rows need of one whose prediction nobody asks for. */
+static void record_mtp_keys(struct esp_tape *t, const struct model *m, uint32_t layer)
+{
+    const struct layer *w = &m->mtp.layer;
+    const struct esp_config *c = m->c;
+    float eps = (float)c->rms_eps;
+    esp_val u = t_rmsnorm(t, record_mtp_input(t, m), w->norm_in, eps);
+    esp_val k = t_linear(t, u, w->attn.k);
+    esp_val v = t_linear(t, u, w->attn.v);
+
+    k = t_head_rope(t, k, w->attn.k_norm, eps, c->n_kv_head, c->head_dim, c->head_dim, 1.0f);
+    t_kv_append(t, k, v, layer);
+}
+
 /*
  * The draft layer at position i: token i + 1 and the trunk's hidden state at i after its final norm predict
  * token i + 2. What it offers as hidden rows is its own output after mtp.norm: the input of the next draft in
@@ -248,13 +276,8 @@ static void record_mtp(struct esp_tape *t, const struct model *m, uint32_t layer
 {
     const struct mtp *w = &m->mtp;
     float eps = (float)m->c->rms_eps;
-    esp_val e = t_rmsnorm(t, t_embed(t, m->embed), w->norm_embed, eps);
-    esp_val h = t_input(t, m->c->hidden), x;
+    esp_val x = record_mtp_input(t, m);
 
-    if (w->to_plain) /* the scale of a row does not matter: a norm follows */
-        h = t_rmsnorm(t, t_linear(t, h, w->to_plain), w->plain_norm, eps);
-    h = t_rmsnorm(t, h, w->norm_hidden, eps);
-    x = t_linear(t, t_concat(t, e, h), w->fc);
     x = record_layer(t, m, &w->layer, (struct place){m->c->n_layer, layer, true}, x);
     x = t_rmsnorm(t, x, w->norm, eps);
     if (w->to_basis)
@@ -288,9 +311,10 @@ static esp_status load(struct esp_net *net, const struct esp_source *src, esp_er
     ESP_TRY(bind_model(&m, src, err));
     record(&net->tape, &m);
     if (m.mtp.fc) {
-        net->mtp.rope = net->tape.rope;
+        net->mtp.rope = net->mtp_keys.rope = net->tape.rope;
         net->mtp_layer = c->n_full;
         record_mtp(&net->mtp, &m, net->mtp_layer);
+        record_mtp_keys(&net->mtp_keys, &m, net->mtp_layer);
     }
     return ESP_OK;
 }
