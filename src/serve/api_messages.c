@@ -67,10 +67,11 @@ static void put_turn(struct turn *t)
                             esp_text_json(esp_strbuf_str(&t->thinking), t->thinking.len));
     if (t->signature)
         json_object_set_new(m, ESP_REPLAY_KEY, json_string(t->signature));
-    if (json_array_size(t->calls))
-        json_object_set(m, "tool_calls", t->calls);
+    if (json_array_size(t->calls)) {
+        json_object_set_new(m, "tool_calls", t->calls);
+        t->calls = json_array();
+    }
     json_array_append_new(t->out, m);
-    json_array_clear(t->calls);
     esp_strbuf_clear(&t->text);
     esp_strbuf_clear(&t->thinking);
     t->signature = NULL;
