@@ -99,6 +99,11 @@ static void take_answers(struct esp_serve_opts *o, const struct esp_opt_value *v
     o->text_in_thinking = v[OPT_TOOL_IN_THINKING].i == 1;
     o->late_system_error = v[OPT_LATE_SYSTEM].i == 1;
     o->keep_attribution = !v[OPT_STRIP_ATTRIBUTION].on;
+    o->response_bytes = v[OPT_RESPONSE_STORE].size;
+    o->response_ttl = v[OPT_RESPONSE_TTL].f;
+    o->response_dir = v[OPT_RESPONSE_DIR].s;
+    o->replay_entries = (uint32_t)v[OPT_REPLAY_ENTRIES].i;
+    o->replay_bytes = v[OPT_REPLAY_BYTES].size;
     o->strict_max_tokens = v[OPT_STRICT_MAX_TOKENS].on;
 }
 
