@@ -83,8 +83,7 @@ struct room {                /* shared memory of a block */
     float *k;                /* [CU_CHUNK][ld] unit keys of the chunk */
     float *s;                /* [COLS][ld] the block's rows of the state */
     float *q;                /* [rows][ld] unit queries times dk^-1/2 of the rows at hand */
-    float *a, *b;            /* [rows][CU_CHUNK] decayed k_i . k_j and q_i . k_j */
-    float *log;              /* log decays, where b will be */
+    float *a, *b;            /* [rows][CU_CHUNK] decayed k_i . k_j and q_i . k_j; first log decays */
     float *u;                /* [CU_CHUNK][COLS] */
     float *sk, *sq;          /* [rows][COLS] S k_i and S q_i */
     float *g, *beta, *whole; /* [CU_CHUNK] log decays; [ROWS] write strengths; [ROWS] exp(E_i) */
@@ -106,7 +105,6 @@ static __device__ __forceinline__ room carve(float *p, uint32_t dk, uint32_t row
     r.q = r.s + COLS * (dk + 4);
     r.a = r.q + rows * (dk + 4);
     r.b = r.a + rows * CU_CHUNK;
-    r.log = r.b;
     r.u = r.b + rows * CU_CHUNK;
     r.sk = r.u + CU_CHUNK * COLS;
     r.sq = r.sk + rows * COLS;
@@ -150,6 +148,14 @@ static __device__ __forceinline__ float fma4(float4 a, float4 b, float s)
     return fmaf(a.w, b.w, fmaf(a.z, b.z, fmaf(a.y, b.y, fmaf(a.x, b.x, s))));
 }
 
+static __device__ __forceinline__ float sum8(float v)
+{
+    v += __shfl_xor_sync(0xffffffffu, v, 4);
+    v += __shfl_xor_sync(0xffffffffu, v, 2);
+    v += __shfl_xor_sync(0xffffffffu, v, 1);
+    return v;
+}
+
 /* exp(sum of g[j+1..i]) comes from these running sums, from j = i downwards; *whole = exp(sum of g[0..i]). */
 static __device__ __forceinline__ void log_decays(const float *g, uint32_t i, float *out, float *whole)
 {
@@ -163,82 +169,57 @@ static __device__ __forceinline__ void log_decays(const float *g, uint32_t i, fl
     *whole = expf(sum + g[0]);
 }
 
-/* Add v over the 8 lanes of a task: lane e is left with sums 4e .. 4e+3 of 32. Lanes e and e + 4 first, then
- * 2, then 1. */
-static __device__ __forceinline__ void scatter_sums(float v[32], uint32_t e)
-{
-#pragma unroll
-    for (int step = 4; step; step >>= 1) {
-        const bool upper = (e & step) != 0;
-
-#pragma unroll
-        for (int m = 0; m < 4 * step; m++) {
-            const float send = upper ? v[m] : v[m + 4 * step], stay = upper ? v[m + 4 * step] : v[m];
-
-            v[m] = stay + __shfl_xor_sync(0xffffffffu, send, step);
-        }
-    }
-}
-
 /*
- * Dot products of rows [row0, row0 + n) with the keys up to each and with the state: tasks of four rows and
- * four partners, 8 lanes a task. Lane e ends with row e / 2 of the task: sums with the key (e even) or the
- * query (e odd).
+ * Dot products of rows [row0, row0 + n) with the keys up to each and with the state: tasks of one row and
+ * four partners, 8 lanes a task.
  */
 static __device__ __forceinline__ void products(const room &r, uint32_t dk, uint32_t row0, uint32_t n)
 {
     const uint32_t e = threadIdx.x & 7, ld = dk + 4, key_tiles = (row0 + n + 3) / 4,
                    tiles = key_tiles + COLS / 4;
-    const uint32_t n_task = (n + 3) / 4 * tiles;
+    const uint32_t n_task = n * tiles;
 
     for (uint32_t task0 = 0; task0 < n_task; task0 += THREADS / 8) {
         const uint32_t task = task0 + threadIdx.x / 8;
         const bool live = task < n_task;
-        const uint32_t i0 = live ? task / tiles * 4 : 0,
+        const uint32_t i = live ? task / tiles : 0,
                        tile = live ? task % tiles : 0; /* idle lanes shuffle along */
         const float *partner = tile < key_tiles ? r.k + tile * 4 * ld : r.s + (tile - key_tiles) * 4 * ld;
-        float v[32] = {}; /* [row][key, query][partner] */
+        const float *k = r.k + (row0 + i) * ld, *q = r.q + i * ld;
+        float sk[4] = {0, 0, 0, 0}, sq[4] = {0, 0, 0, 0};
 
         for (uint32_t c = e * 4; c < dk; c += 32) {
-            float4 p[4];
+            const float4 kv = *reinterpret_cast<const float4 *>(k + c),
+                         qv = *reinterpret_cast<const float4 *>(q + c);
 
 #pragma unroll
-            for (int j = 0; j < 4; j++)
-                p[j] = *reinterpret_cast<const float4 *>(partner + j * ld + c);
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                const uint32_t row = min(i0 + i, n - 1);
-                const float4 kv = *reinterpret_cast<const float4 *>(r.k + (row0 + row) * ld + c);
-                const float4 qv = *reinterpret_cast<const float4 *>(r.q + row * ld + c);
+            for (int j = 0; j < 4; j++) {
+                const float4 p = *reinterpret_cast<const float4 *>(partner + j * ld + c);
 
-#pragma unroll
-                for (int j = 0; j < 4; j++) {
-                    v[i * 8 + j] = fma4(p[j], kv, v[i * 8 + j]);
-                    v[i * 8 + 4 + j] = fma4(p[j], qv, v[i * 8 + 4 + j]);
-                }
+                sk[j] = fma4(p, kv, sk[j]);
+                sq[j] = fma4(p, qv, sq[j]);
             }
         }
-        scatter_sums(v, e);
-        const uint32_t i = i0 + e / 2;
-        const bool keys = live && i < n && tile < key_tiles;
-        float decay[4] = {};
-
 #pragma unroll
-        for (uint32_t j = 0; j < 4; j++)
-            if (keys && tile * 4 + j <= row0 + i)
-                decay[j] = expf(r.log[i * CU_CHUNK + tile * 4 + j]);
-        __syncwarp(); /* b takes the place of what was just read, by a neighbour too */
-        if (!live || i >= n)
-            continue;
-        if (tile >= key_tiles) {
-            *reinterpret_cast<float4 *>((e & 1 ? r.sq : r.sk) + i * COLS + (tile - key_tiles) * 4) =
-                make_float4(v[0], v[1], v[2], v[3]);
-            continue;
+        for (int j = 0; j < 4; j++) {
+            sk[j] = sum8(sk[j]);
+            sq[j] = sum8(sq[j]);
         }
-#pragma unroll
-        for (uint32_t j = 0; j < 4; j++)
-            if (tile * 4 + j <= row0 + i)
-                (e & 1 ? r.b : r.a)[i * CU_CHUNK + tile * 4 + j] = decay[j] * v[j];
+        if (!live || e >= 4)
+            continue;
+        const float vk = e == 0 ? sk[0] : e == 1 ? sk[1] : e == 2 ? sk[2] : sk[3];
+        const float vq = e == 0 ? sq[0] : e == 1 ? sq[1] : e == 2 ? sq[2] : sq[3];
+
+        if (tile >= key_tiles) {
+            r.sk[i * COLS + (tile - key_tiles) * 4 + e] = vk;
+            r.sq[i * COLS + (tile - key_tiles) * 4 + e] = vq;
+        } else if (tile * 4 + e <= row0 + i) {
+            const uint32_t at = i * CU_CHUNK + tile * 4 + e;
+            const float decay = expf(r.a[at]);
+
+            r.a[at] = decay * vk;
+            r.b[at] = decay * vq;
+        }
     }
 }
 
@@ -400,7 +381,7 @@ static __device__ __forceinline__ void load_rows(const cu_delta &d, const room &
     }
     __syncthreads();
     if (threadIdx.x < n)
-        log_decays(r.g, row0 + threadIdx.x, r.log + threadIdx.x * CU_CHUNK, &r.whole[threadIdx.x]);
+        log_decays(r.g, row0 + threadIdx.x, r.a + threadIdx.x * CU_CHUNK, &r.whole[threadIdx.x]);
     __syncthreads();
 }
 
