@@ -92,15 +92,22 @@ static __device__ __forceinline__ void fragments(uint32_t a[2][4], const uint4 *
                 a[s][p * 2 + half] = pair_of<FMT>(raw, hq, jj, s * 2 + p, half);
 }
 
-/* One block: both steps, all terms, into acc. */
-template <int TERMS>
-static __device__ __forceinline__ void block_mma(float acc[4], const uint32_t a[2][4], const uint4 *x)
+/*
+ * One block: both steps, all terms, into the accumulators of N groups of rows. Groups are innermost, so that
+ * a product need not wait for the one before.
+ */
+template <int TERMS, int N>
+static __device__ __forceinline__ void block_mma(float (*acc)[4], const uint32_t a[2][4],
+                                                 const uint4 (*x)[TERMS])
 {
 #pragma unroll
     for (int s = 0; s < 2; s++)
 #pragma unroll
         for (int i = 0; i < TERMS; i++)
-            cu_mma(acc, a[s][0], a[s][1], a[s][2], a[s][3], word(x[i], s * 2), word(x[i], s * 2 + 1));
+#pragma unroll
+            for (int n = 0; n < N; n++)
+                cu_mma(acc[n], a[s][0], a[s][1], a[s][2], a[s][3], word(x[n][i], s * 2),
+                       word(x[n][i], s * 2 + 1));
 }
 
 struct scales {
@@ -271,9 +278,7 @@ few_stage(float (&acc)[RT][NT][4], float (&c)[RT][NT][4], const few_raw<FMT, RT>
                 uint32_t a[2][4];
 
                 fragments<FMT>(a, &cur.w[s][r][FMT == CU_Q2 ? 0 : (j / 2) * LH], j / 2, j & 1);
-#pragma unroll
-                for (int n = 0; n < NT; n++)
-                    block_mma<TERMS>(FMT == CU_BF16 ? acc[r][n] : c[r][n], a, xv[n]);
+                block_mma<TERMS, NT>(FMT == CU_BF16 ? acc[r] : c[r], a, xv);
             }
             if (FMT == CU_BF16 || (!(j & 1) && gmask != 0))
                 continue;
@@ -300,10 +305,10 @@ few_stage(float (&acc)[RT][NT][4], float (&c)[RT][NT][4], const few_raw<FMT, RT>
     }
 }
 
-/* Blocks of a multiprocessor: what registers allow without much spilling. */
-template <int FMT, int NT, int RT> static constexpr int few_resident(void)
+/* Blocks of a multiprocessor: what registers allow without spilling. */
+template <int NT, int RT> static constexpr int few_resident(void)
 {
-    return NT > 1 ? 1 : RT == 1 && FMT != CU_BF16 ? 3 : RT == 1 ? 2 : 1;
+    return NT == 1 && RT == 1 ? 2 : 1;
 }
 
 /*
@@ -312,7 +317,7 @@ template <int FMT, int NT, int RT> static constexpr int few_resident(void)
  * the kernel before.
  */
 template <int FMT, int TERMS, int NT, int RT>
-static __global__ void __launch_bounds__(32 * CU_PARTS, few_resident<FMT, NT, RT>())
+static __global__ void __launch_bounds__(32 * CU_PARTS, few_resident<NT, RT>())
     few(const __grid_constant__ cu_linears l, const __grid_constant__ cu_act x, uint32_t n_row,
         uint32_t n_group)
 {
@@ -492,9 +497,7 @@ static __global__ void __launch_bounds__(TILED_THREADS, 1)
                 uint32_t a[2][4];
 
                 fragments<FMT>(a, cur.w[r], (int)(h & 1), jj);
-#pragma unroll
-                for (int n = 0; n < TILED_N; n++)
-                    block_mma<TERMS>(FMT == CU_BF16 ? acc[r][n] : c[r][n], a, xv[n]);
+                block_mma<TERMS, TILED_N>(FMT == CU_BF16 ? acc[r] : c[r], a, xv);
             }
             if (FMT == CU_BF16 || (jj == 0 && gmask != 0))
                 continue;
@@ -572,7 +575,7 @@ static __global__ void add_parts(const float *parts, float *y, size_t n)
 template <int FMT, int TERMS, int NT, int RT>
 static void start_few(cudaStream_t s, const cu_linears *l, const cu_act *x, uint32_t n_row)
 {
-    const uint32_t n_group = count_blocks(l, RT), most = l->n_multiprocessor * few_resident<FMT, NT, RT>();
+    const uint32_t n_group = count_blocks(l, RT), most = l->n_multiprocessor * few_resident<NT, RT>();
     cudaLaunchAttribute early = {};
     cudaLaunchConfig_t c = {};
 
