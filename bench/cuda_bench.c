@@ -254,7 +254,8 @@ static void bench_one(struct esp_dev *dev, double copy_gbs, const char *shape, c
 
     need(esp_shape_config(&config, shape, &err), &err);
     need(esp_format_by_name(&f, format, &err), &err);
-    need(esp_source_random(&s.inner, f, 64, config.tied_top == ESP_TIED_YES, 1, &err), &err);
+    need(esp_source_random(&s.inner, f, 64, config.tied_top == ESP_TIED_YES, ESP_RANDOM_WEIGHTS, 1, &err),
+         &err);
     src.tied = s.inner->tied;
     need(esp_net_load(&b.net, &config, &src, &err), &err);
     b.net->layout.kv = ESP_KV_BF16;

@@ -14,6 +14,7 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
+/* long: one condition a promise */
 static void check(const struct esp_config *c)
 {
     struct esp_quant q;

@@ -34,6 +34,8 @@ needs() {
         echo "libpcre2-dev have_module libpcre2-8 libpcre2-dev"
         echo "libutf8proc-dev have_module libutf8proc libutf8proc-dev"
         echo "libxxhash-dev have_module libxxhash libxxhash-dev"
+        echo "libopenblas-dev have_module openblas libopenblas-dev"
+        echo "liblapacke-dev have_module lapacke liblapacke-dev"
         echo "libedit-dev have_module libedit libedit-dev"
         ;;
     test)

@@ -13,7 +13,7 @@ shift
 run=
 if [ "${1-}" = --threads ]; then
     shift
-    set -- -R 'pool|thread|engine|state|queue|sched|serve|http|server' "$@"
+    set -- -R 'pool|thread|queue|service|serve|http|server|engine.faults|engine.adapter' "$@"
     # Recent kernels randomize more address bits than this sanitizer's shadow map allows.
     if setarch "$(uname -m)" -R true 2>/dev/null; then
         run="setarch $(uname -m) -R"

@@ -1,12 +1,12 @@
 /*
- * espalier: run Qwen3.5-class hybrid language models. The header is the specification: what a comment here does not
- * promise, callers must not use.
+ * espalier: run Qwen3.5-class hybrid language models. The header is the specification: what a comment here
+ * does not promise, callers must not use.
  *
  * Conventions
  *   Fallible calls return esp_status and take a nullable esp_error last; on failure outputs are untouched.
- *   Options structs may be zeroed: zero means the default. Always zero them, so that later fields get defaults too.
- *   Arrays out follow (out, cap, n): at most cap elements are written, *n is always the full count, out may be NULL when
- *   cap is 0. Texts are UTF-8 with explicit lengths; messages are zero-terminated.
+ *   Options structs may be zeroed: zero means the default. Always zero them, so that later fields get
+ * defaults too. Arrays out follow (out, cap, n): at most cap elements are written, *n is always the full
+ * count, out may be NULL when cap is 0. Texts are UTF-8 with explicit lengths; messages are zero-terminated.
  *   A model may be used from any thread at once. An engine and its sequences: one thread at a time.
  *   The library never exits, prints, or installs signal handlers.
  *
@@ -28,9 +28,10 @@ extern "C" {
 typedef struct esp_model esp_model;
 typedef struct esp_engine esp_engine;
 typedef struct esp_seq esp_seq;
+typedef struct esp_adapter esp_adapter;
 typedef int32_t esp_token; /* index into the vocabulary */
 
-/* ---- library ------------------------------------------------------------------------------------------------------ */
+/* ---- library ---- */
 
 ESP_API const char *esp_version(void);
 
@@ -39,41 +40,46 @@ typedef void (*esp_log_fn)(void *user, esp_log_level level, const char *message)
 /* Receive the library's messages; fn NULL switches them off (the default). Call before anything else. */
 ESP_API void esp_set_log(esp_log_fn fn, void *user);
 
-/* ---- models ------------------------------------------------------------------------------------------------------- */
+/* ---- models ---- */
 
 typedef struct esp_model_opts {
-    const char *cpu_level;          /* "ref", "avx2", "avx512", "neon"; NULL: $ESPALIER_CPU, else the machine's best */
-    uint32_t threads;               /* worker threads of this model's engines; 0: one per physical core */
+    const char *cpu_level; /* "ref", "avx2", "avx512", "neon"; NULL: $ESPALIER_CPU, else the machine's best */
+    uint32_t threads;      /* worker threads of this model's engines; 0: one per physical core */
     const char *chat_template_file; /* instead of the model's own template; NULL: the model's */
-    /* Called while loading with what is being done and a fraction in 0..1; return false to stop (ESP_ECANCELLED). */
+    /* Called while loading with what is being done and a fraction in 0..1; return false to stop
+     * (ESP_ECANCELLED). */
     bool (*progress)(void *user, const char *what, double fraction);
     void *progress_user;
+    bool shape_only; /* esp_model_synthetic: take no memory for weights; the model can be described and
+                        planned for, but not run */
 } esp_model_opts;
 
 typedef struct esp_model_info {
-    char name[128];         /* architecture, such as "qwen3_5" */
-    char shape[32];         /* known size ("qwen3.5-0.8b") or "custom" */
-    char weights[64];       /* formats in use, most bytes first, such as "bf16" or "affine4 g64, bf16" */
-    uint64_t n_params;      /* of the text model */
-    uint64_t weight_bytes;  /* as stored, embeddings once */
+    char name[128];        /* architecture, such as "qwen3_5" */
+    char shape[32];        /* known size ("qwen3.5-0.8b") or "custom" */
+    char weights[64];      /* formats in use, most bytes first, such as "bf16" or "affine4 g64, bf16" */
+    uint64_t n_params;     /* of the text model */
+    uint64_t weight_bytes; /* as stored, embeddings once */
     uint32_t n_layer;
-    uint32_t n_full_layer;  /* of them full attention */
+    uint32_t n_full_layer; /* of them full attention */
     uint32_t hidden;
-    uint32_t n_vocab;       /* rows of the head */
-    uint32_t n_token;       /* ids that the tokenizer defines; others are never sampled */
-    uint32_t context;       /* largest position count the model was made for */
+    uint32_t n_vocab; /* rows of the head */
+    uint32_t n_token; /* ids that the tokenizer defines; others are never sampled */
+    uint32_t context; /* largest position count the model was made for */
     bool has_template;
     bool has_mtp;
     bool has_vision;
-    float temperature, top_p, min_p; /* generation defaults of the model; negative: none given */
+    float temperature, top_p, min_p; /* generation defaults of the model; negative: none given; temperature 0
+                                        also when the model asks not to sample */
     int32_t top_k;                   /* -1: none given */
 } esp_model_info;
 
 /* Open a model folder (config.json, safetensors, tokenizer.json). Weights are mapped, not copied. */
-ESP_API esp_status esp_model_open(esp_model **out, const char *path, const esp_model_opts *opts, esp_error *err);
+ESP_API esp_status esp_model_open(esp_model **out, const char *path, const esp_model_opts *opts,
+                                  esp_error *err);
 /*
- * A model of a published shape ("qwen3.5-0.8b", "-2b", "-4b", "-9b", "-27b") with random weights in memory, for
- * benchmarks: format "bf16", "f32" or "affine4" etc. It has no tokenizer.
+ * A model of a published shape ("qwen3.5-0.8b", "-2b", "-4b", "-9b", "-27b") with random weights in memory,
+ * for benchmarks: format "bf16", "f32" or "affine4" etc. It has no tokenizer.
  */
 ESP_API esp_status esp_model_synthetic(esp_model **out, const char *shape, const char *format, uint64_t seed,
                                        const esp_model_opts *opts, esp_error *err);
@@ -81,62 +87,107 @@ ESP_API esp_status esp_model_synthetic(esp_model **out, const char *shape, const
 ESP_API void esp_model_close(esp_model *m);
 ESP_API void esp_model_describe(const esp_model *m, esp_model_info *out);
 
-/* ---- text --------------------------------------------------------------------------------------------------------- */
+/*
+ * A LoRA adapter folder (PEFT or MLX form) for m, which must outlive it. All or nothing: the message lists
+ * every module that does not fit. May be opened while engines run; several engines may use it.
+ */
+ESP_API esp_status esp_adapter_open(esp_adapter **out, esp_model *m, const char *path, esp_error *err);
+/* Sequences that use it must be closed first. NULL is a no-op. */
+ESP_API void esp_adapter_close(esp_adapter *a);
+typedef struct esp_adapter_info {
+    uint32_t n_modules; /* weights it stands beside */
+    uint32_t max_rank;
+    uint64_t bytes;    /* resident */
+    uint64_t revision; /* changes with anything that changes what it computes */
+} esp_adapter_info;
+ESP_API void esp_adapter_describe(const esp_adapter *a, esp_adapter_info *out);
+
+/* ---- text ---- */
 
 /*
- * Text to ids. control: whether strings such as "<|im_end|>" in text become control tokens; false keeps them text, as
- * is right for anything a user wrote. Invalid UTF-8 is replaced by U+FFFD.
+ * Text to ids. control: whether strings such as "<|im_end|>" in text become control tokens; false keeps them
+ * text, as is right for anything a user wrote. Invalid UTF-8 is replaced by U+FFFD.
  */
-ESP_API esp_status esp_tokenize(const esp_model *m, const char *text, size_t len, bool control, esp_token *out,
-                                size_t cap, size_t *n, esp_error *err);
+ESP_API esp_status esp_tokenize(const esp_model *m, const char *text, size_t len, bool control,
+                                esp_token *out, size_t cap, size_t *n, esp_error *err);
 /* Exact bytes of one token; may be part of a character. Ids without an entry have none (n = 0). */
-ESP_API esp_status esp_token_bytes(const esp_model *m, esp_token t, char *out, size_t cap, size_t *n, esp_error *err);
+ESP_API esp_status esp_token_bytes(const esp_model *m, esp_token t, char *out, size_t cap, size_t *n,
+                                   esp_error *err);
 /* Whether t ends a turn (end of message or end of text). */
 ESP_API bool esp_token_is_end(const esp_model *m, esp_token t);
 
 typedef struct esp_chat_opts {
     const char *tools_json;         /* array of tools in the OpenAI form, or NULL */
-    const char *template_args_json; /* object of extra template variables such as {"enable_thinking": true}, or NULL */
+    const char *template_args_json; /* object of extra template variables such as {"enable_thinking": true},
+                                       or NULL */
     bool no_generation_prompt;      /* do not open the assistant's turn at the end */
 } esp_chat_opts;
 /*
- * Chat messages (JSON array in the OpenAI form) through the model's template. Text: what a person may read. Ids: what
- * the model reads; control tokens come from the template alone, never from message contents.
+ * Chat messages (JSON array in the OpenAI form) through the model's template. Text: what a person may read.
+ * Ids: what the model reads; control tokens come from the template alone, never from message contents.
  */
-ESP_API esp_status esp_render_chat(const esp_model *m, const char *messages_json, const esp_chat_opts *opts, char *out,
-                                   size_t cap, size_t *n, esp_error *err);
+ESP_API esp_status esp_render_chat(const esp_model *m, const char *messages_json, const esp_chat_opts *opts,
+                                   char *out, size_t cap, size_t *n, esp_error *err);
 ESP_API esp_status esp_tokenize_chat(const esp_model *m, const char *messages_json, const esp_chat_opts *opts,
                                      esp_token *out, size_t cap, size_t *n, esp_error *err);
 
-/* ---- engines ------------------------------------------------------------------------------------------------------ */
+/* ---- engines ---- */
+
+/*
+ * When a generation may start. Whatever is chosen, the tokens of a sequence are the same.
+ *   OPEN      at once, as long as a row is free; a sequence that finds no page for its next tokens fails.
+ *   WORST     when pages for its tokens and all it may generate are left: a running one never lacks any.
+ *   EXPECTED  when pages for its tokens and a usual answer are left. When they run out after all, the
+ * sequence of lowest rank gives its memory back, waits, and goes on later where it was. With WORST and
+ * EXPECTED sequences that do not generate, and the prefix cache, lend their memory to those that do; what
+ * they lose is computed again when it is needed.
+ */
+typedef enum esp_admission { ESP_ADMISSION_OPEN, ESP_ADMISSION_WORST, ESP_ADMISSION_EXPECTED } esp_admission;
 
 typedef struct esp_engine_opts {
-    uint32_t context;     /* largest positions of one sequence; 0: the model's, at most 32768 */
-    uint32_t max_seqs;    /* sequences open at once, at most 1024; 0: 4 */
-    uint64_t kv_tokens;   /* positions in the page pool, over all sequences, in pages of 256; 0: context */
-    uint32_t chunk;       /* most prompt tokens in one step; 0: 512 */
-    const char *act;      /* "auto", "f32", "bf16", "int8x2", "int8": activations in products; NULL: auto */
-    const char *kv;       /* "bf16", "f32": cached keys and values; NULL: bf16 */
-    uint32_t snapshots;   /* recurrent-state snapshots kept for rewind, over all sequences; 0: 2 * max_seqs */
-    uint64_t memory_budget; /* bytes; refuse (ESP_ENOFIT, both numbers) when the plan needs more; 0: no limit */
-    const char *device;   /* "cpu", "cuda" or "cuda:N"; NULL: cpu. ESP_EDEVICE says what a CUDA device lacks */
+    uint32_t context;   /* largest positions of one sequence; 0: the model's, at most 32768 */
+    uint32_t max_seqs;  /* sequences open at once, at most 1024; 0: 4 */
+    uint64_t kv_tokens; /* positions in the page pool, over all sequences, in pages of 256; 0: context */
+    uint32_t chunk;     /* most prompt tokens in one step; 0: 512 */
+    const char *act;    /* "auto", "f32", "bf16", "int8x2", "int8": activations in products; NULL: auto */
+    const char *kv;     /* "bf16", "f32": cached keys and values; NULL: bf16 */
+    uint32_t snapshots; /* recurrent-state snapshots kept for rewind, over all sequences; 0: 2 * max_seqs */
+    uint64_t
+        memory_budget; /* bytes; refuse (ESP_ENOFIT, both numbers) when the plan needs more; 0: no limit */
+    /* Scheduling. */
+    uint32_t rows;  /* sequences generating at once, at most max_seqs; 0: max_seqs. Others wait */
+    uint32_t queue; /* sequences that may wait; more are refused (ESP_ENOFIT); 0: max_seqs - rows */
+    esp_admission admission;
+    uint32_t expected_new; /* ESP_ADMISSION_EXPECTED: tokens of a usual answer; 0: 256 */
+    uint32_t max_stall_ms; /* longest step while other sequences wait for their next token: prompt chunks
+                              shrink to it by measured speed; 0: no bound */
+    /* Prefix cache: texts that ran before are found again, wherever a checkpoint of their state stands. */
+    uint32_t checkpoints;          /* kept over all texts, at most 16384; 0: no prefix cache */
+    uint32_t checkpoint_every;     /* and one at every multiple of so many tokens of a text; 0: 4096 */
+    uint32_t checkpoints_per_path; /* most on one text, 2 or more; 0: 16 */
+    const char *cache_dir; /* keep texts in files here, over restarts; made when missing; NULL: none */
+    uint64_t cache_disk;   /* most bytes of those files; 0: 32 GiB */
+    uint32_t max_rank;     /* largest rank of adapters that sequences may use, at most 1024; 0: no adapters */
+    const char *device; /* "cpu", "cuda" or "cuda:N"; NULL: cpu. ESP_EDEVICE says what a CUDA device lacks */
 } esp_engine_opts;
 
 /* Bytes an engine will take, computed without allocating anything; esp_engine_open() uses the same plan. */
 typedef struct esp_memory_plan {
-    uint64_t weights;       /* mapped or copied */
+    uint64_t weights; /* mapped or copied */
     uint64_t kv_per_token;
-    uint64_t state_per_seq; /* recurrent state and convolution rows of one sequence */
+    uint64_t state_per_seq;      /* recurrent state and convolution rows of one sequence */
     uint64_t chunk_rows_per_seq; /* open-chunk rows of one sequence, so that rollback is truncation */
     uint64_t kv_pool;
-    uint64_t state_pool;    /* live, spare and snapshot slots */
-    uint64_t scratch;       /* activations, logits and attention partials of the largest step */
-    uint64_t fixed;         /* tokenizer, tables, program */
+    uint64_t state_pool; /* live, spare and snapshot slots */
+    uint64_t scratch;    /* activations, logits and attention partials of the largest step */
+    uint64_t fixed;      /* tokenizer, tables, program */
     uint64_t total;
 } esp_memory_plan;
-ESP_API esp_status esp_engine_plan(const esp_model *m, const esp_engine_opts *opts, esp_memory_plan *out, esp_error *err);
+ESP_API esp_status esp_engine_plan(const esp_model *m, const esp_engine_opts *opts, esp_memory_plan *out,
+                                   esp_error *err);
 
-ESP_API esp_status esp_engine_open(esp_engine **out, esp_model *m, const esp_engine_opts *opts, esp_error *err);
+ESP_API esp_status esp_engine_open(esp_engine **out, esp_model *m, const esp_engine_opts *opts,
+                                   esp_error *err);
 /* Sequences of the engine must be closed first. */
 ESP_API void esp_engine_close(esp_engine *g);
 
@@ -149,12 +200,13 @@ typedef enum esp_finish {
 
 typedef struct esp_logprob {
     esp_token token;
-    float logprob; /* natural log of its probability under the model's own distribution, before temperature and filters */
+    float logprob; /* natural log of its probability under the model's own distribution, before temperature
+                      and filters */
 } esp_logprob;
 
 typedef struct esp_event {
     esp_seq *seq;
-    esp_token token;        /* emitted token, -1 when finish alone is reported */
+    esp_token token; /* emitted token, -1 when finish alone is reported */
     esp_finish finish;
     float logprob;          /* of token; 0 unless the sequence asked for log-probabilities */
     uint32_t n_top;         /* the most likely tokens, descending, lowest id first on ties */
@@ -163,28 +215,41 @@ typedef struct esp_event {
 } esp_event;
 
 /*
- * Advance the armed sequences: one token each, and prompt tokens up to the chunk. Writes up to cap events; when cap is
- * too small the rest comes with the next call, before any new work. *n = 0 with nothing armed means idle. A failure of
- * one sequence is an event; the status reports failures of the engine itself.
+ * Advance the armed sequences: one token each, and prompt tokens up to the chunk. Writes up to cap events;
+ * when cap is too small the rest comes with the next call, before any new work. *n = 0 with nothing armed
+ * means idle. A failure of one sequence is an event; the status reports failures of the engine itself.
  */
 ESP_API esp_status esp_engine_step(esp_engine *g, esp_event *out, size_t cap, size_t *n, esp_error *err);
 
 typedef struct esp_stats {
-    uint64_t prompt_tokens;    /* run through the model as known tokens */
+    uint64_t prompt_tokens; /* run through the model as known tokens */
     uint64_t generated_tokens;
     uint64_t steps;
-    double prompt_seconds;     /* time of steps by their kind of row; mixed steps are split by rows */
+    double prompt_seconds; /* time of steps by their kind of row; mixed steps are split by rows */
     double generate_seconds;
     uint32_t pages_used, pages_total;
     uint32_t slots_used, slots_total;
+    uint32_t rows_active, rows_waiting;
+    uint64_t preemptions, refused, expired; /* generations: put back, refused by the queue, past a deadline */
+    uint32_t chunk_limit;                   /* prompt tokens of the last step that max_stall_ms allowed */
+    uint64_t cache_hits, cache_hit_tokens;
+    uint64_t cache_miss_new;        /* lookups that found no cached text in common */
+    uint64_t cache_miss_checkpoint; /* ... that found one, but no checkpoint before the texts part */
+    uint32_t cache_checkpoints, cache_texts;
+    uint64_t cache_evictions;
+    uint64_t disk_saved, disk_restored, disk_failed; /* files written, read back; given up or damaged */
+    uint64_t disk_bytes;
 } esp_stats;
 ESP_API void esp_engine_stats(const esp_engine *g, esp_stats *out);
+/* Write every cached text that has no file yet; returns when they are durable. ESP_EIO: some could not be
+ * written (disk_failed counts them). Without cache_dir there is nothing to do. */
+ESP_API esp_status esp_engine_flush(esp_engine *g, esp_error *err);
 
-/* ---- sequences ---------------------------------------------------------------------------------------------------- */
+/* ---- sequences ---- */
 
 typedef struct esp_logit_bias {
     esp_token token;
-    float bias; /* added to the logit; -100 or less bans the token */
+    float bias; /* added to the logit, at most 100; -100 or less bans the token. Each token at most once */
 } esp_logit_bias;
 
 typedef struct esp_sampling {
@@ -196,23 +261,45 @@ typedef struct esp_sampling {
     float presence_penalty;   /* over generated tokens only */
     float frequency_penalty;
     uint64_t seed;
+    uint32_t choice; /* number of the answer when one request asks for several: each draws on its own */
     const esp_logit_bias *bias; /* copied */
     size_t n_bias;
-    bool ignore_end;          /* end tokens are emitted as any other and do not finish */
+    bool ignore_end; /* end tokens are emitted as any other and do not finish */
 } esp_sampling;
+
+enum { ESP_ADAPTERS_MAX = 4 }; /* adapters that one sequence may stack */
+typedef struct esp_adapter_use {
+    esp_adapter *adapter; /* must outlive the sequence */
+    float scale;          /* multiplies the adapter's own; 0 (zeroed): 1 */
+} esp_adapter_use;
 
 typedef struct esp_seq_opts {
     esp_sampling sampling;
+    /* LoRA adapters, added in an order of their own: a stack is a set. Forks have their origin's. */
+    esp_adapter_use adapters[ESP_ADAPTERS_MAX];
+    uint32_t n_adapters;
     bool logprobs;         /* report the log-probability of each emitted token ... */
     uint32_t top_logprobs; /* ... and of the most likely ones, at most 20 */
+    int32_t priority; /* -100 to 100, lower goes first; one that waits gains a rank whenever a later one is
+                         let past it */
+    uint64_t deadline_us; /* a generation that takes longer, waiting included, fails; 0: none */
+    bool no_cache;        /* neither read nor fill the prefix cache */
+    uint64_t cache_salt;  /* only sequences of equal salt share cached texts */
 } esp_seq_opts;
 
 ESP_API esp_status esp_seq_open(esp_seq **out, esp_engine *g, const esp_seq_opts *opts, esp_error *err);
 /* Also cancels. NULL is a no-op. */
 ESP_API void esp_seq_close(esp_seq *s);
-/* Add known tokens behind the sequence; they run through the model in later steps. ESP_ENOFIT beyond the context. */
+/* Add known tokens behind the sequence; they run through the model in later steps. ESP_ENOFIT beyond the
+ * context. */
 ESP_API esp_status esp_seq_append(esp_seq *s, const esp_token *t, size_t n, esp_error *err);
-/* Arm: after the known tokens, sample up to max_new tokens. Events come from esp_engine_step(). */
+/*
+ * Arm: after the known tokens, sample up to max_new tokens. Events come from esp_engine_step(). With max_new
+ * 0 the known tokens run, all but the last, and one event with ESP_FINISH_LENGTH says so; a fork or a
+ * generation then starts at once. A max_new that does not fit into the context or the pages is lowered to
+ * what does (see esp_seq_usage). ESP_ENOFIT, with the numbers: the queue is full, or the known tokens alone
+ * need more pages than there are.
+ */
 ESP_API esp_status esp_seq_generate(esp_seq *s, size_t max_new, esp_error *err);
 /* Disarm a generation; the sequence keeps the tokens emitted so far. */
 ESP_API void esp_seq_stop(esp_seq *s);
@@ -220,19 +307,45 @@ ESP_API void esp_seq_stop(esp_seq *s);
 ESP_API size_t esp_seq_length(const esp_seq *s);
 ESP_API esp_status esp_seq_tokens(const esp_seq *s, esp_token *out, size_t cap, size_t *n, esp_error *err);
 /*
- * Cut back to length tokens. State returns to the deepest snapshot at or before it; the gap is run again in later steps,
- * with the same bits as before.
+ * Cut back to length tokens. State returns to the deepest snapshot at or before it; the gap is run again in
+ * later steps, with the same bits as before.
  */
 ESP_API esp_status esp_seq_rewind(esp_seq *s, size_t length, esp_error *err);
-/* Keep a snapshot of what has run so far, so that a later rewind to or behind this point runs only what follows. */
+/* Keep a snapshot of what has run so far, so that a later rewind to or behind this point runs only what
+ * follows. */
 ESP_API esp_status esp_seq_snapshot(esp_seq *s, esp_error *err);
 /* A second sequence with the same tokens and state; memory is shared until one of them writes. */
 ESP_API esp_status esp_seq_fork(esp_seq **out, const esp_seq *s, const esp_seq_opts *opts, esp_error *err);
 /*
- * Logits at every one of n known tokens behind the sequence, which are appended: out [n][n_vocab], row i after token i.
- * Runs at once, in steps of its own; the sequence must not be armed.
+ * Logits at every one of n known tokens behind the sequence, which are appended: out [n][n_vocab], row i
+ * after token i. Runs at once, in steps of its own; the sequence must not be armed.
  */
 ESP_API esp_status esp_seq_logits(esp_seq *s, const esp_token *t, size_t n, float *out, esp_error *err);
+
+/*
+ * Positions (token counts, ascending) where the prefix cache should keep a checkpoint: ends of messages, of
+ * the system's part, whatever the next request is likely to repeat. They replace earlier ones; at most 4096.
+ */
+ESP_API esp_status esp_seq_set_marks(esp_seq *s, const size_t *positions, size_t n, esp_error *err);
+
+typedef struct esp_usage {     /* of the present or last generation */
+    uint64_t prompt_tokens;    /* known when it was armed */
+    uint64_t cached_tokens;    /* of them not run because the prefix cache had them */
+    uint64_t generated_tokens; /* emitted */
+    uint64_t max_new;          /* as clamped to context and pages */
+    uint32_t preemptions;
+    double queue_ms, prompt_ms, generate_ms; /* waiting; until the first token; from there to the end */
+} esp_usage;
+ESP_API void esp_seq_usage(const esp_seq *s, esp_usage *out);
+
+/*
+ * Tokens and state to a file, and back, bit for bit. Loading makes a new sequence whose tokens all count as
+ * known, as a fork does. Refused: ESP_EINVAL for a file of another model, KV type, activation or salt, saying
+ * both; ESP_EFORMAT for a damaged one; ESP_ENOFIT when it does not fit the context or the pools.
+ */
+ESP_API esp_status esp_seq_save(const esp_seq *s, const char *path, esp_error *err);
+ESP_API esp_status esp_seq_load(esp_seq **out, esp_engine *g, const char *path, const esp_seq_opts *opts,
+                                esp_error *err);
 
 #ifdef __cplusplus
 }

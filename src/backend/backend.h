@@ -45,11 +45,12 @@ struct esp_pools {
 
 struct esp_plan_opts {
     enum esp_act act; /* activation precision; resolved per weight format */
-    bool act_auto;    /* choose per format instead: int8x2 for grouped weights, f32 for others */
+    bool act_auto;    /* choose per format instead: int8x2 for integer codes, f32 for others */
     uint32_t max_tok; /* limits of a batch */
     uint32_t max_out;
     uint32_t max_seq;
-    uint32_t context; /* largest position count */
+    uint32_t context;  /* largest position count */
+    uint32_t max_rank; /* largest rank of adapters; 0: batches have none */
 };
 
 struct esp_backend_ops {

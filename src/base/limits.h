@@ -26,11 +26,16 @@
 #define ESP_LIMIT_TEMPLATE_BYTES   (1u << 20)
 #define ESP_LIMIT_TEMPLATE_STEPS   20000000u    /* a 1,000-message conversation takes about 100,000 */
 #define ESP_LIMIT_TEMPLATE_DEPTH   64           /* nested blocks, parentheses, macro calls */
-#define ESP_LIMIT_TEMPLATE_OUTPUT  (256u << 20)
+#define ESP_LIMIT_TEMPLATE_OUTPUT  (64u << 20) /* 16 times the text of a million tokens */
 #define ESP_LIMIT_TEMPLATE_FRAMES  256          /* nested evaluations: 256 fit a 256 KiB stack */
 #define ESP_LIMIT_TEMPLATE_RANGE   100000u      /* items of one range(), as the usual Jinja sandbox has it */
-#define ESP_LIMIT_TEMPLATE_MEMORY  (1u << 30)   /* values of one rendering: four times the longest output */
+#define ESP_LIMIT_TEMPLATE_MEMORY  (256u << 20) /* values of one rendering: four times the longest output */
 #define ESP_LIMIT_TEXT_BYTES       (1u << 30)   /* one tokenizer input */
+#define ESP_LIMIT_STATE_HEADER     (4u << 20)   /* of a state file: 100 bytes a layer and a checkpoint, of each at most 1024 */
+#define ESP_LIMIT_STATE_CHECKPOINTS 16384u      /* kept by one prefix cache; shares of one page are counted in 16 bits */
+#define ESP_LIMIT_CACHE_FILES      65536u       /* in one cache folder; 32 GiB of 0.5 MiB files */
+#define ESP_LIMIT_MARKS            4096u        /* message ends of one request */
+#define ESP_LIMIT_QUEUE            65536u       /* requests that wait in front of an engine */
 #define ESP_LIMIT_THREADS          1024u
 /* clang-format on */
 

@@ -10,6 +10,8 @@
 
 #include "base/mem.h"
 
+#include "engine/cache.h"
+
 static esp_status check_budget(const struct esp_model *m, const esp_engine_opts *o, esp_error *err)
 {
     esp_memory_plan p;
@@ -40,13 +42,14 @@ static esp_status allocate(struct esp_engine *g, esp_error *err)
     g->ids = esp_alloc_array(o->chunk, sizeof *g->ids);
     g->pos = esp_alloc_array(o->chunk, sizeof *g->pos);
     g->out_rows = esp_alloc_array(o->chunk, sizeof *g->out_rows);
-    g->batch_seqs = esp_alloc_array(o->max_seqs, sizeof *g->batch_seqs);
-    g->batch_owner = esp_alloc_array(o->max_seqs, sizeof *g->batch_owner);
-    g->logits = esp_alloc_array((size_t)o->max_seqs * net->tape.n_vocab, sizeof *g->logits);
+    g->batch_seqs = esp_alloc_array(o->rows, sizeof *g->batch_seqs);
+    g->batch_owner = esp_alloc_array(o->rows, sizeof *g->batch_owner);
+    g->logits = esp_alloc_array((size_t)o->rows * net->tape.n_vocab, sizeof *g->logits);
     g->events = esp_alloc_array((size_t)o->max_seqs * 2, sizeof *g->events);
     if (!g->ids || !g->pos || !g->out_rows || !g->batch_seqs || !g->batch_owner || !g->logits || !g->events)
         return esp_fail(err, ESP_ENOMEM, "engine: out of memory");
-    return ESP_OK;
+    esp_cache_identify(g, &g->identity);
+    return esp_cache_open(g, err);
 }
 
 esp_status esp_engine_open(esp_engine **out, esp_model *m, const esp_engine_opts *opts, esp_error *err)
@@ -57,6 +60,8 @@ esp_status esp_engine_open(esp_engine **out, esp_model *m, const esp_engine_opts
 
     if (!out || !m)
         return esp_fail(err, ESP_EINVAL, "esp_engine_open needs a place for the engine and a model");
+    if (m->shape_only)
+        return esp_fail(err, ESP_ESTATE, "the model was made with shape_only; it has no weights to run");
     ESP_TRY(esp_engine_resolve(m, opts, &o, err));
     ESP_TRY(check_budget(m, &o, err));
     g = esp_alloc(sizeof *g);
@@ -69,7 +74,8 @@ esp_status esp_engine_open(esp_engine **out, esp_model *m, const esp_engine_opts
         esp_engine_close(g);
         return s;
     }
-    g->opts.act = g->opts.kv = g->opts.device = NULL; /* the caller's strings; resolved by now */
+    g->opts.act = g->opts.kv = g->opts.cache_dir = g->opts.device =
+        NULL; /* the caller's strings; resolved by now */
     *out = g;
     return ESP_OK;
 }
@@ -79,6 +85,7 @@ void esp_engine_close(esp_engine *g)
     if (!g)
         return;
     ESP_ASSERT(g->n_seq == 0);
+    esp_cache_close(g);
     if (g->plan)
         g->dev->ops->plan_free(g->plan);
     esp_state_pools_destroy(g->pools);
@@ -102,21 +109,7 @@ void esp_engine_stats(const esp_engine *g, esp_stats *out)
     out->pages_used = g->pools->mem.n_page - g->pools->n_free_page;
     out->slots_total = g->pools->mem.n_slot;
     out->slots_used = g->pools->mem.n_slot - g->pools->n_free_slot;
-}
-
-bool esp_engine_reclaim(struct esp_engine *g)
-{
-    for (struct esp_seq *s = g->seqs; s; s = s->next)
-        if (s->step_n == 0 && esp_state_drop_snapshot(s->state))
-            return true;
-    return false;
-}
-
-esp_status esp_engine_begin(struct esp_seq *s, uint32_t n, struct esp_batch_seq *out, esp_error *err)
-{
-    struct esp_engine *g = s->engine;
-
-    while (g->pools->mem.layout.n_delta && g->pools->n_free_slot == 0 && esp_engine_reclaim(g))
-        ;
-    return esp_state_begin(s->state, n, ESP_PASS_WRITE, out, err);
+    out->rows_active = g->n_active;
+    out->rows_waiting = g->n_waiting;
+    esp_cache_stats(g, out);
 }

@@ -12,19 +12,59 @@
 
 enum { MAX_SEQS = 1024, MAX_TOP = ESP_SAMPLE_MAX_TOP };
 
+/* What a row of a step is. The builder makes the first two; verify windows (pending token and drafts, in a
+ * journalled pass) and appends of known tokens to a running sequence have their place here. */
+enum esp_row_kind { ESP_ROW_PREFILL, ESP_ROW_DECODE, ESP_ROW_VERIFY, ESP_ROW_APPEND, ESP_ROW_KINDS };
+
+struct esp_cache; /* cache.h */
+
+/* What cached and saved states depend on beside their tokens. */
+struct esp_cache_identity {
+    uint64_t ns;
+    char about[256]; /* the same for people */
+};
+
+/* Sets of a sequence's adapters, ascending by revision: a stack is the same whatever order it was named in.
+ */
+struct esp_seq_lora {
+    const struct esp_lora_set *set[ESP_LORA_STACK];
+    float scale[ESP_LORA_STACK];
+    uint32_t n;
+    uint64_t key; /* of all revisions and scales; 0 without adapters */
+};
+
+/* Check and sort what opts names. ESP_EINVAL: too many, twice the same, of another model, a scale that is not
+ * finite; ESP_ENOFIT: a rank beyond the engine's. */
+esp_status esp_seq_lora_resolve(const struct esp_engine *g, const esp_seq_opts *o, struct esp_seq_lora *out,
+                                esp_error *err);
+
 struct esp_seq {
     struct esp_engine *engine;
-    struct esp_seq *next;       /* of the engine's list, in order of opening */
+    struct esp_seq *next; /* of the engine's list, in order of opening */
     struct esp_state *state;
     struct esp_sampler *sampler;
-    esp_seq_opts opts;          /* bias copied into the sampler */
-    int32_t *tokens;            /* [context] appended and emitted */
+    esp_seq_opts opts; /* bias copied into the sampler */
+    struct esp_seq_lora lora;
+    int32_t *tokens; /* [context] appended and emitted */
     uint32_t n_token;
-    bool armed;
-    size_t n_left;              /* tokens that may still be emitted */
+    bool armed;    /* generating or waiting for it */
+    bool active;   /* armed and admitted: has a row */
+    size_t n_left; /* tokens that may still be emitted */
+    /* Scheduling. */
+    uint64_t arrival;                              /* order of arming */
+    uint64_t used;                                 /* order of last use, for those that do not generate */
+    uint32_t n_passed;                             /* later ones that were let past it while it waits */
+    double armed_at, active_at, first_at, done_at; /* seconds; 0: not yet */
+    esp_usage usage;
+    /* Prefix cache. */
+    uint64_t ns;
+    uint32_t *marks; /* [n_mark] ascending */
+    uint32_t n_mark;
+    uint32_t junction; /* where this text parts from a cached one without a checkpoint near; 0: nowhere */
     /* Of the step being built. */
-    uint32_t step_n;            /* tokens in it, 0: not part */
-    uint32_t step_row;          /* row of logits, NO_ROW: none wanted */
+    uint32_t step_n;   /* tokens in it, 0: not part */
+    uint32_t step_row; /* row of logits, NO_ROW: none wanted */
+    enum esp_row_kind step_kind;
 };
 #define NO_ROW UINT32_MAX
 
@@ -39,25 +79,33 @@ struct esp_engine {
     struct esp_dev *dev;
     struct esp_state_pools *pools;
     struct esp_plan *plan;
-    esp_engine_opts opts;       /* every default resolved */
+    esp_engine_opts opts; /* every default resolved */
     struct esp_seq *seqs;
     uint32_t n_seq;
     struct esp_sample_work *sample_work;
     /* A step's arrays, allocated once. */
-    int32_t *ids;               /* [chunk] */
+    int32_t *ids; /* [chunk] */
     int32_t (*pos)[3];
     uint32_t *out_rows;
     struct esp_batch_seq *batch_seqs; /* [max_seqs] */
     struct esp_seq **batch_owner;
-    float *logits;              /* [max_seqs][n_vocab] */
+    float *logits;                /* [max_seqs][n_vocab] */
     struct pending_event *events; /* [2 * max_seqs] */
     uint32_t n_event, first_event;
-    uint32_t turn;              /* rotates which sequence's prompt goes first */
+    uint32_t turn; /* rotates which sequence's prompt goes first */
+    /* Scheduling. */
+    uint32_t n_active, n_waiting;
+    uint64_t n_armed_ever, n_use;
+    double step_cost,
+        token_cost;          /* seconds: of a step of single tokens, of one prompt token more; 0: unknown */
+    struct esp_cache *cache; /* NULL: none */
+    struct esp_cache_identity identity;
     esp_stats stats;
 };
 
 /* Options with every default filled in, checked. */
-esp_status esp_engine_resolve(const struct esp_model *m, const esp_engine_opts *in, esp_engine_opts *out, esp_error *err);
+esp_status esp_engine_resolve(const struct esp_model *m, const esp_engine_opts *in, esp_engine_opts *out,
+                              esp_error *err);
 /* What follows from resolved options: layout, pool sizes, plan limits. */
 struct esp_engine_shape {
     struct esp_layout layout;
@@ -67,10 +115,30 @@ struct esp_engine_shape {
 esp_status esp_engine_shape(const struct esp_model *m, const esp_engine_opts *o, struct esp_engine_shape *out,
                             esp_error *err);
 /* The device that resolved options name. */
-esp_status esp_engine_device(struct esp_dev **out, const struct esp_model *m, const esp_engine_opts *o, esp_error *err);
-/* Make room for one slot by dropping a snapshot of some idle sequence; false when there is none. */
-bool esp_engine_reclaim(struct esp_engine *g);
-/* Begin a pass, dropping snapshots when slots run out. */
+esp_status esp_engine_device(struct esp_dev **out, const struct esp_model *m, const esp_engine_opts *o,
+                             esp_error *err);
+
+/* ---- schedule.c ---- */
+
+/*
+ * Begin a pass of s over its next n tokens. When pages or slots run out, take them from the cache, from
+ * snapshots and from sequences without a row, and with expected admission from rows of lower rank. On
+ * ESP_ENOFIT s itself may have been put back to wait: it is not active any more then, which is no failure.
+ */
 esp_status esp_engine_begin(struct esp_seq *s, uint32_t n, struct esp_batch_seq *out, esp_error *err);
+/* The same sources until so many pages and slots are free, or nothing more can be given up for s. */
+void esp_engine_make_room(struct esp_seq *s, uint32_t pages, uint32_t slots);
+/* Give waiting sequences rows, best rank first, while they fit. */
+void esp_engine_admit(struct esp_engine *g);
+/* Arm s for up to max_new tokens, or refuse. */
+esp_status esp_engine_enqueue(struct esp_seq *s, size_t max_new, esp_error *err);
+/* s stops waiting or generating; keep: its state is sound and may enter the prefix cache. */
+enum esp_leave { ESP_LEAVE_KEEP, ESP_LEAVE_DROP };
+void esp_engine_leave(struct esp_seq *s, enum esp_leave how);
+/* Most tokens of the next step, n_decode of them single ones. */
+uint32_t esp_engine_budget(struct esp_engine *g, uint32_t n_decode);
+/* Learn from a step of n_single single tokens and n_prompt others that took dt seconds. */
+void esp_engine_measure(struct esp_engine *g, uint32_t n_single, uint32_t n_prompt, double dt);
+double esp_engine_now(void); /* seconds of a steady clock */
 
 #endif

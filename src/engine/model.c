@@ -1,5 +1,6 @@
 /*
- * Opening models: checkpoint, weights, tokenizer and template of a folder, or random weights of a published shape.
+ * Opening models: checkpoint, weights, tokenizer and template of a folder, or random weights of a published
+ * shape.
  *
  * SPDX-License-Identifier: MIT
  */
@@ -22,7 +23,8 @@ static esp_status choose_cpu(struct esp_model *m, const esp_model_opts *o, esp_e
     if (name && *name)
         ESP_TRY(esp_cpu_level_parse(&m->level, name, err));
     if (o->threads > ESP_LIMIT_THREADS)
-        return esp_fail(err, ESP_EINVAL, "%u threads, at most %u are possible", o->threads, ESP_LIMIT_THREADS);
+        return esp_fail(err, ESP_EINVAL, "%u threads, at most %u are possible", o->threads,
+                        ESP_LIMIT_THREADS);
     m->n_thread = o->threads ? o->threads : esp_core_count();
     return ESP_OK;
 }
@@ -73,8 +75,8 @@ static esp_status find_allowed(struct esp_model *m, esp_error *err)
         m->allowed = NULL;
     }
     if (esp_tokenizer_n_ids(m->tok) > n_vocab)
-        esp_log(ESP_LOG_WARNING, "the tokenizer has ids up to %u, the model only %u rows", esp_tokenizer_n_ids(m->tok) - 1,
-                n_vocab);
+        esp_log(ESP_LOG_WARNING, "the tokenizer has ids up to %u, the model only %u rows",
+                esp_tokenizer_n_ids(m->tok) - 1, n_vocab);
     return ESP_OK;
 }
 
@@ -145,6 +147,8 @@ esp_status esp_model_open(esp_model **out, const char *path, const esp_model_opt
 
     if (!out || !path)
         return esp_fail(err, ESP_EINVAL, "esp_model_open needs a place for the model and a path");
+    if (o->shape_only)
+        return esp_fail(err, ESP_EINVAL, "shape_only belongs to esp_model_synthetic");
     ESP_TRY(create(&m, o, err));
     s = load_folder(m, path, o, err);
     if (s != ESP_OK) {
@@ -155,7 +159,8 @@ esp_status esp_model_open(esp_model **out, const char *path, const esp_model_opt
     return ESP_OK;
 }
 
-static esp_status load_random(struct esp_model *m, const char *shape, const char *format, uint64_t seed, esp_error *err)
+static esp_status load_random(struct esp_model *m, const char *shape, const char *format, uint64_t seed,
+                              esp_error *err)
 {
     struct esp_config *c = esp_alloc(sizeof *c);
     enum esp_format_id f;
@@ -167,7 +172,8 @@ static esp_status load_random(struct esp_model *m, const char *shape, const char
     if (s == ESP_OK)
         s = esp_format_by_name(&f, format ? format : "bf16", err);
     if (s == ESP_OK)
-        s = esp_source_random(&m->src, f, 64, c->tied_top == ESP_TIED_YES, seed, err);
+        s = esp_source_random(&m->src, f, 64, c->tied_top == ESP_TIED_YES,
+                              m->shape_only ? ESP_RANDOM_SHAPES : ESP_RANDOM_WEIGHTS, seed, err);
     if (s == ESP_OK)
         s = esp_net_load(&m->net, c, m->src, err);
     esp_free(c);
@@ -184,6 +190,7 @@ esp_status esp_model_synthetic(esp_model **out, const char *shape, const char *f
     if (!out || !shape)
         return esp_fail(err, ESP_EINVAL, "esp_model_synthetic needs a place for the model and a shape");
     ESP_TRY(create(&m, o, err));
+    m->shape_only = o->shape_only;
     s = report(o, "making random weights", 0.0, err);
     if (s == ESP_OK)
         s = load_random(m, shape, format, seed, err);
@@ -242,6 +249,8 @@ void esp_model_describe(const esp_model *m, esp_model_info *out)
     out->has_mtp = c->n_mtp_layer > 0;
     out->has_vision = c->vision.present;
     out->temperature = g->has_temperature ? (float)g->temperature : -1;
+    if (g->has_do_sample && !g->do_sample)
+        out->temperature = 0;
     out->top_p = g->has_top_p ? (float)g->top_p : -1;
     out->min_p = g->has_min_p ? (float)g->min_p : -1;
     out->top_k = g->has_top_k ? (int32_t)g->top_k : -1;

@@ -15,17 +15,18 @@
 enum { ESP_MAX_END = ESP_CONFIG_MAX_EOS + 2 };
 
 struct esp_model {
-    struct esp_checkpoint *ck;     /* NULL for random weights */
+    struct esp_checkpoint *ck; /* NULL for random weights */
     struct esp_source *src;
     struct esp_net *net;
-    struct esp_tokenizer *tok;     /* NULL: the folder has none */
-    struct esp_template_set tpl;   /* main NULL: none; tpl_error says why */
+    struct esp_tokenizer *tok;   /* NULL: the folder has none */
+    struct esp_template_set tpl; /* main NULL: none; tpl_error says why */
     esp_error tpl_error;
     enum esp_cpu_level level;
     uint32_t n_thread;
-    uint32_t end[ESP_MAX_END];     /* ids that end a turn */
+    uint32_t end[ESP_MAX_END]; /* ids that end a turn */
     uint32_t n_end;
-    uint64_t *allowed;             /* bit set: the id has a token; NULL: all may be sampled */
+    bool shape_only;   /* no weights: plans only */
+    uint64_t *allowed; /* bit set: the id has a token; NULL: all may be sampled */
 };
 
 /* ESP_ENOTFOUND with a hint when the model has no tokenizer. */

@@ -14,9 +14,16 @@ enum {
     DEFAULT_CONTEXT = 32768,
     DEFAULT_SEQS = 4,
     DEFAULT_CHUNK = 512,
+    DEFAULT_EXPECTED = 256,
+    DEFAULT_EVERY = 4096,
+    DEFAULT_PER_PATH = 16,
     MAX_CHUNK = 8192,
-    PROGRAM_BYTES = 4 << 20 /* code, libraries and small heaps of a process, measured on x86-64 Debian 12 */
+    MAX_RANK = 1024,
+    CACHE_NODE_BYTES = 256,
+    PROGRAM_BYTES = 10 << 20 /* code, libraries and small heaps of a process, measured on x86-64 Debian 12 */
 };
+
+#define DEFAULT_CACHE_DISK (UINT64_C(32) << 30)
 
 static esp_status parse_act(const char *name, struct esp_plan_opts *p, esp_error *err)
 {
@@ -41,6 +48,43 @@ static esp_status parse_kv(const char *name, enum esp_kv *kv, esp_error *err)
     if (strcmp(name, "f32") == 0)
         return ESP_OK;
     return esp_fail(err, ESP_EINVAL, "kv \"%s\"; accepted: bf16, f32", name);
+}
+
+static esp_status resolve_scheduling(esp_engine_opts *o, esp_error *err)
+{
+    if (o->rows == 0)
+        o->rows = o->max_seqs;
+    if (o->rows > o->max_seqs)
+        return esp_fail(err, ESP_EINVAL, "rows %u; at most max_seqs, which is %u", o->rows, o->max_seqs);
+    if (o->queue == 0)
+        o->queue = o->max_seqs - o->rows;
+    if (o->queue > ESP_LIMIT_QUEUE)
+        return esp_fail(err, ESP_EINVAL, "queue %u; at most %u are possible", o->queue, ESP_LIMIT_QUEUE);
+    if ((unsigned)o->admission > ESP_ADMISSION_EXPECTED)
+        return esp_fail(err, ESP_EINVAL, "admission %d; 0 (open), 1 (worst) and 2 (expected) are known",
+                        (int)o->admission);
+    if (o->expected_new == 0)
+        o->expected_new = DEFAULT_EXPECTED;
+    return ESP_OK;
+}
+
+static esp_status resolve_cache(esp_engine_opts *o, esp_error *err)
+{
+    if (o->checkpoints > ESP_LIMIT_STATE_CHECKPOINTS)
+        return esp_fail(err, ESP_EINVAL, "checkpoints %u; at most %u are possible", o->checkpoints,
+                        ESP_LIMIT_STATE_CHECKPOINTS);
+    if (o->checkpoint_every == 0)
+        o->checkpoint_every = DEFAULT_EVERY;
+    if (o->checkpoints_per_path == 0)
+        o->checkpoints_per_path = DEFAULT_PER_PATH;
+    if (o->checkpoints_per_path < 2)
+        return esp_fail(err, ESP_EINVAL, "checkpoints_per_path %u; 2 or more are possible",
+                        o->checkpoints_per_path);
+    if (o->cache_dir && o->checkpoints == 0)
+        return esp_fail(err, ESP_EINVAL, "cache_dir needs checkpoints: the files hold what they leave");
+    if (o->cache_disk == 0)
+        o->cache_disk = DEFAULT_CACHE_DISK;
+    return ESP_OK;
 }
 
 /* "cuda" or "cuda:N"; other words are refused before anything is opened. */
@@ -96,6 +140,8 @@ esp_status esp_engine_resolve(const struct esp_model *m, const esp_engine_opts *
         return esp_fail(err, ESP_EINVAL, "max_seqs %u; 1 to %d are possible", o.max_seqs, MAX_SEQS);
     if (o.chunk == 0)
         o.chunk = DEFAULT_CHUNK;
+    if (o.max_rank > MAX_RANK)
+        return esp_fail(err, ESP_EINVAL, "max_rank %u; 0 to %d are possible", o.max_rank, MAX_RANK);
     if (o.chunk > MAX_CHUNK)
         return esp_fail(err, ESP_EINVAL, "chunk %u; 1 to %d are possible", o.chunk, MAX_CHUNK);
     if (o.chunk < o.max_seqs)
@@ -108,6 +154,8 @@ esp_status esp_engine_resolve(const struct esp_model *m, const esp_engine_opts *
                         (unsigned long long)o.kv_tokens);
     if (o.snapshots == 0)
         o.snapshots = 2 * o.max_seqs;
+    ESP_TRY(resolve_scheduling(&o, err));
+    ESP_TRY(resolve_cache(&o, err));
     *out = o;
     return ESP_OK;
 }
@@ -120,11 +168,15 @@ esp_status esp_engine_shape(const struct esp_model *m, const esp_engine_opts *o,
     ESP_TRY(parse_kv(o->kv, &out->layout.kv, err));
     ESP_TRY(esp_layout_finish(&out->layout, err));
     out->pools.n_page = out->layout.n_attn ? (uint32_t)(o->kv_tokens / ESP_SPAN) : 0;
-    out->pools.n_slot = out->layout.n_delta ? o->max_seqs + o->snapshots : 0;
+    /* With a ledger, sequences without a row lend their slots. */
+    if (out->layout.n_delta)
+        out->pools.n_slot =
+            (o->admission == ESP_ADMISSION_OPEN ? o->max_seqs : o->rows) + o->snapshots + o->checkpoints;
     ESP_TRY(parse_act(o->act, &out->plan, err));
     out->plan.max_tok = o->chunk;
+    out->plan.max_rank = o->max_rank;
     out->plan.max_out = o->chunk;
-    out->plan.max_seq = o->max_seqs;
+    out->plan.max_seq = o->rows;
     out->plan.context = o->context;
     return ESP_OK;
 }
@@ -138,6 +190,8 @@ static uint64_t fixed_bytes(const struct esp_model *m, const esp_engine_opts *o)
     b += m->tok ? esp_tokenizer_bytes(m->tok) : 0;
     b += esp_sample_work_bytes((uint32_t)n_vocab);
     b += (uint64_t)o->max_seqs * o->context * 2 * sizeof(int32_t); /* tokens, and the sampler's history */
+    if (o->checkpoints)                                            /* edges of the prefix tree, its nodes */
+        b += o->kv_tokens * sizeof(int32_t) + (uint64_t)o->checkpoints * 2 * CACHE_NODE_BYTES;
     return b;
 }
 
@@ -157,7 +211,7 @@ static esp_status fill_plan(const struct esp_model *m, const esp_engine_opts *o,
         .chunk_rows_per_seq = esp_layout_open_bytes(l),
         .kv_pool = (uint64_t)shape.pools.n_page * l->page_bytes,
         .state_pool = (uint64_t)shape.pools.n_slot * l->slot_bytes,
-        .scratch = scratch + (uint64_t)o->max_seqs * m->net->tape.n_vocab * sizeof(float),
+        .scratch = scratch + (uint64_t)o->rows * m->net->tape.n_vocab * sizeof(float),
         .fixed = fixed_bytes(m, o),
     };
     p->total = p->weights + p->kv_pool + p->state_pool + p->scratch + p->fixed;

@@ -7,7 +7,10 @@
 
 #include <string.h>
 
+#include "base/limits.h"
 #include "base/mem.h"
+
+#include "engine/cache.h"
 
 static struct esp_sample_params params_of(const struct esp_seq *s, struct esp_sample_bias *bias)
 {
@@ -23,8 +26,10 @@ static struct esp_sample_params params_of(const struct esp_seq *s, struct esp_sa
     p.presence_penalty = o->presence_penalty;
     p.frequency_penalty = o->frequency_penalty;
     p.seed = o->seed;
+    p.choice = o->choice;
     for (size_t i = 0; i < o->n_bias; i++)
-        bias[i] = (struct esp_sample_bias){.id = (uint32_t)o->bias[i].token, .bias = o->bias[i].bias};
+        bias[i] = (struct esp_sample_bias){.id = (uint32_t)o->bias[i].token,
+                                           .bias = o->bias[i].bias < -100 ? -100 : o->bias[i].bias};
     p.bias = bias;
     p.n_bias = o->n_bias;
     return p;
@@ -38,9 +43,13 @@ static esp_status make_sampler(struct esp_seq *s, esp_error *err)
     esp_status st;
 
     if (o->n_bias > ESP_SAMPLE_MAX_BIAS || (o->n_bias && !o->bias))
-        return esp_fail(err, ESP_EINVAL, "n_bias %zu; at most %d entries are accepted", o->n_bias, ESP_SAMPLE_MAX_BIAS);
+        return esp_fail(err, ESP_EINVAL, "n_bias %zu; at most %d entries are accepted", o->n_bias,
+                        ESP_SAMPLE_MAX_BIAS);
+    if (s->opts.priority < -100 || s->opts.priority > 100)
+        return esp_fail(err, ESP_EINVAL, "priority %d; -100 to 100 are accepted", s->opts.priority);
     if (s->opts.top_logprobs > MAX_TOP)
-        return esp_fail(err, ESP_EINVAL, "top_logprobs %u; 0 to %d are accepted", s->opts.top_logprobs, MAX_TOP);
+        return esp_fail(err, ESP_EINVAL, "top_logprobs %u; 0 to %d are accepted", s->opts.top_logprobs,
+                        MAX_TOP);
     bias = esp_alloc_array(o->n_bias, sizeof *bias);
     if (!bias)
         return esp_fail(err, ESP_ENOMEM, "sequence: out of memory");
@@ -68,15 +77,20 @@ static esp_status create(struct esp_seq **out, struct esp_engine *g, const esp_s
     esp_status st;
 
     if (g->n_seq == g->opts.max_seqs)
-        return esp_fail(err, ESP_ENOFIT, "%u sequences are open, the engine was opened for %u", g->n_seq, g->opts.max_seqs);
+        return esp_fail(err, ESP_ENOFIT, "%u sequences are open, the engine was opened for %u", g->n_seq,
+                        g->opts.max_seqs);
     s = esp_alloc(sizeof *s);
     if (!s)
         return esp_fail(err, ESP_ENOMEM, "sequence: out of memory");
     s->engine = g;
     if (o)
         s->opts = *o;
+    s->used = ++g->n_use;
     s->tokens = esp_alloc_array(g->opts.context, sizeof *s->tokens);
     st = s->tokens ? make_sampler(s, err) : esp_fail(err, ESP_ENOMEM, "sequence: out of memory");
+    if (st == ESP_OK)
+        st = esp_seq_lora_resolve(g, &s->opts, &s->lora, err);
+    s->ns = esp_cache_namespace(&g->identity, &s->opts, s->lora.key);
     if (st != ESP_OK) {
         esp_sampler_destroy(s->sampler);
         esp_free(s->tokens);
@@ -128,12 +142,14 @@ void esp_seq_close(esp_seq *s)
         return;
     for (p = &s->engine->seqs; *p != s; p = &(*p)->next)
         ;
+    esp_engine_leave(s, ESP_LEAVE_KEEP);
     *p = s->next;
     s->engine->n_seq--;
     drop_events(s->engine, s);
     esp_state_close(s->state);
     esp_sampler_destroy(s->sampler);
     esp_free(s->tokens);
+    esp_free(s->marks);
     esp_free(s);
 }
 
@@ -145,10 +161,11 @@ static esp_status check_tokens(const struct esp_seq *s, const esp_token *t, size
         return esp_fail(err, ESP_EINVAL, "%zu tokens at no address", n);
     for (size_t i = 0; i < n; i++)
         if (t[i] < 0 || (uint32_t)t[i] >= n_vocab)
-            return esp_fail(err, ESP_EINVAL, "token %zu is %d; the vocabulary has ids 0 to %u", i, t[i], n_vocab - 1);
+            return esp_fail(err, ESP_EINVAL, "token %zu is %d; the vocabulary has ids 0 to %u", i, t[i],
+                            n_vocab - 1);
     if (n > s->engine->opts.context - s->n_token)
-        return esp_fail(err, ESP_ENOFIT, "%zu tokens after %u do not fit into the context of %u", n, s->n_token,
-                        s->engine->opts.context);
+        return esp_fail(err, ESP_ENOFIT, "%zu tokens after %u do not fit into the context of %u", n,
+                        s->n_token, s->engine->opts.context);
     return ESP_OK;
 }
 
@@ -170,14 +187,12 @@ esp_status esp_seq_generate(esp_seq *s, size_t max_new, esp_error *err)
         return esp_fail(err, ESP_ESTATE, "the sequence is generating already");
     if (s->n_token == 0)
         return esp_fail(err, ESP_ESTATE, "the sequence is empty; append at least one token");
-    s->armed = true;
-    s->n_left = max_new;
-    return ESP_OK;
+    return esp_engine_enqueue(s, max_new, err);
 }
 
 void esp_seq_stop(esp_seq *s)
 {
-    s->armed = false;
+    esp_engine_leave(s, ESP_LEAVE_KEEP);
     drop_events(s->engine, s);
 }
 
@@ -217,6 +232,7 @@ esp_status esp_seq_snapshot(esp_seq *s, esp_error *err)
 
 esp_status esp_seq_fork(esp_seq **out, const esp_seq *s, const esp_seq_opts *opts, esp_error *err)
 {
+    esp_seq_opts o = {0};
     struct esp_seq *f;
     esp_status st;
 
@@ -224,7 +240,11 @@ esp_status esp_seq_fork(esp_seq **out, const esp_seq *s, const esp_seq_opts *opt
         return esp_fail(err, ESP_EINVAL, "esp_seq_fork needs a place for the sequence");
     if (s->armed)
         return esp_fail(err, ESP_ESTATE, "the sequence is generating; stop it before forking");
-    ESP_TRY(create(&f, s->engine, opts, err));
+    if (opts)
+        o = *opts;
+    memcpy(o.adapters, s->opts.adapters, sizeof o.adapters); /* its state is under them */
+    o.n_adapters = s->opts.n_adapters;
+    ESP_TRY(create(&f, s->engine, &o, err));
     st = esp_state_fork(&f->state, s->state, err);
     if (st == ESP_OK) /* to the fork all of it is prompt: its penalties on generated tokens start anew */
         st = esp_sampler_push_prompt(f->sampler, (const uint32_t *)s->tokens, s->n_token, err);
@@ -236,4 +256,41 @@ esp_status esp_seq_fork(esp_seq **out, const esp_seq *s, const esp_seq_opts *opt
     f->n_token = s->n_token;
     *out = f;
     return ESP_OK;
+}
+
+esp_status esp_seq_set_marks(esp_seq *s, const size_t *positions, size_t n, esp_error *err)
+{
+    uint32_t *marks;
+
+    if (n > ESP_LIMIT_MARKS || (n && !positions))
+        return esp_fail(err, ESP_EINVAL, "%zu marks; at most %u are accepted", n, ESP_LIMIT_MARKS);
+    for (size_t i = 0; i < n; i++)
+        if (positions[i] > s->engine->opts.context || (i && positions[i] < positions[i - 1]))
+            return esp_fail(err, ESP_EINVAL, "mark %zu at %zu; ascending positions up to %u are accepted", i,
+                            positions[i], s->engine->opts.context);
+    marks = esp_alloc_array(n, sizeof *marks);
+    if (!marks)
+        return esp_fail(err, ESP_ENOMEM, "marks: out of memory");
+    for (size_t i = 0; i < n; i++)
+        marks[i] = (uint32_t)positions[i];
+    esp_free(s->marks);
+    s->marks = marks;
+    s->n_mark = (uint32_t)n;
+    return ESP_OK;
+}
+
+static double ms_between(double a, double b)
+{
+    return a > 0 && b > a ? (b - a) * 1e3 : 0;
+}
+
+void esp_seq_usage(const esp_seq *s, esp_usage *out)
+{
+    double end = s->armed ? esp_engine_now() : s->done_at;
+    double active = s->active_at > 0 ? s->active_at : end, first = s->first_at > 0 ? s->first_at : end;
+
+    *out = s->usage;
+    out->queue_ms = ms_between(s->armed_at, active);
+    out->prompt_ms = ms_between(active, first);
+    out->generate_ms = ms_between(first, end);
 }

@@ -19,8 +19,8 @@ esp_status esp_model_need_tokenizer(const struct esp_model *m, esp_error *err)
     return esp_fail(err, ESP_ENOTFOUND, "the model has no tokenizer.json; use token ids");
 }
 
-static esp_status encode(const struct esp_model *m, const struct esp_tok_input *in, esp_token *out, size_t cap, size_t *n,
-                         esp_error *err)
+static esp_status encode(const struct esp_model *m, const struct esp_tok_input *in, esp_token *out,
+                         size_t cap, size_t *n, esp_error *err)
 {
     struct esp_ids ids;
     esp_status s;
@@ -37,8 +37,8 @@ static esp_status encode(const struct esp_model *m, const struct esp_tok_input *
     return s;
 }
 
-esp_status esp_tokenize(const esp_model *m, const char *text, size_t len, bool control, esp_token *out, size_t cap,
-                        size_t *n, esp_error *err)
+esp_status esp_tokenize(const esp_model *m, const char *text, size_t len, bool control, esp_token *out,
+                        size_t cap, size_t *n, esp_error *err)
 {
     struct esp_tok_input in = {.text = text, .len = len, .flags = control ? ESP_TOK_TRUST_ALL : 0};
 
@@ -105,7 +105,9 @@ static esp_status render(const struct esp_model *m, const char *messages_json, c
     if (s == ESP_OK)
         s = parse_part(&c.args, o->template_args_json, "template arguments", err);
     if (s == ESP_OK) {
-        struct esp_chat chat = {.messages = c.messages, .tools = c.tools, .kwargs = c.args,
+        struct esp_chat chat = {.messages = c.messages,
+                                .tools = c.tools,
+                                .kwargs = c.args,
                                 .add_generation_prompt = !o->no_generation_prompt};
 
         s = esp_template_chat(esp_template_pick(&m->tpl, c.tools), &chat, out, spans, err);
@@ -114,8 +116,8 @@ static esp_status render(const struct esp_model *m, const char *messages_json, c
     return s;
 }
 
-esp_status esp_render_chat(const esp_model *m, const char *messages_json, const esp_chat_opts *opts, char *out, size_t cap,
-                           size_t *n, esp_error *err)
+esp_status esp_render_chat(const esp_model *m, const char *messages_json, const esp_chat_opts *opts,
+                           char *out, size_t cap, size_t *n, esp_error *err)
 {
     const esp_chat_opts defaults = {0};
     struct esp_strbuf text;
@@ -129,8 +131,8 @@ esp_status esp_render_chat(const esp_model *m, const char *messages_json, const 
     return s;
 }
 
-esp_status esp_tokenize_chat(const esp_model *m, const char *messages_json, const esp_chat_opts *opts, esp_token *out,
-                             size_t cap, size_t *n, esp_error *err)
+esp_status esp_tokenize_chat(const esp_model *m, const char *messages_json, const esp_chat_opts *opts,
+                             esp_token *out, size_t cap, size_t *n, esp_error *err)
 {
     const esp_chat_opts defaults = {0};
     struct esp_text_spans spans = {0};
@@ -140,7 +142,8 @@ esp_status esp_tokenize_chat(const esp_model *m, const char *messages_json, cons
     esp_strbuf_init(&text, ESP_LIMIT_TEMPLATE_OUTPUT);
     s = render(m, messages_json, opts ? opts : &defaults, &text, &spans, err);
     if (s == ESP_OK) {
-        struct esp_tok_input in = {.text = esp_strbuf_str(&text), .len = text.len, .trusted = spans.v, .n_trusted = spans.n};
+        struct esp_tok_input in = {
+            .text = esp_strbuf_str(&text), .len = text.len, .trusted = spans.v, .n_trusted = spans.n};
 
         s = encode(m, &in, out, cap, n, err);
     }

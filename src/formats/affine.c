@@ -132,6 +132,7 @@ void esp_affine_encode(const struct esp_weight *like, const float *x, size_t n, 
     const uint32_t top = (1u << bits) - 1;
     uint8_t code[ESP_AFFINE_GROUP_MAX];
 
+    ESP_ASSERT(like->group > 0);
     for (size_t c = 0; c < n; c += like->group) {
         float scale, bias;
 

@@ -13,11 +13,12 @@ static size_t pad64(size_t n)
 static esp_status check(const struct esp_layout *l, esp_error *err)
 {
     if (l->n_attn && (l->head_dim % 16 || l->head_dim == 0 || l->head_dim > ESP_HEAD_MAX))
-        return esp_fail(err, ESP_EUNSUPPORTED, "attention head of %u: multiples of 16 up to %d are supported", l->head_dim,
-                        ESP_HEAD_MAX);
+        return esp_fail(err, ESP_EUNSUPPORTED, "attention head of %u: multiples of 16 up to %d are supported",
+                        l->head_dim, ESP_HEAD_MAX);
     if (l->n_delta && (l->dk % 16 || l->dv % 16 || l->dk == 0 || l->dv == 0 || l->dk > 256 || l->dv > 256))
         return esp_fail(err, ESP_EUNSUPPORTED,
-                        "linear-attention heads of %u and %u: multiples of 16 up to 256 are supported", l->dk, l->dv);
+                        "linear-attention heads of %u and %u: multiples of 16 up to 256 are supported", l->dk,
+                        l->dv);
     return ESP_OK;
 }
 

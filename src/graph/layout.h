@@ -1,6 +1,6 @@
 /*
- * Where a sequence's memory lies: the byte layout of a KV page and of a recurrent slot. Plain data, shared by the state
- * room (which hands pages and slots out) and by backends (which read and write them).
+ * Where a sequence's memory lies: the byte layout of a KV page and of a recurrent slot. Plain data, shared by
+ * the state room (which hands pages and slots out) and by backends (which read and write them).
  *
  * A page holds ESP_SPAN positions of every attention layer:  [layer][kv head][K, V][ESP_SPAN][head_dim]
  * A slot holds every delta layer:
@@ -28,14 +28,14 @@ struct esp_layout {
     uint32_t kh, vh, dk, dv, conv_dim;
 
     /* Derived by esp_layout_finish(); bytes. */
-    size_t kv_row;        /* one position of K or V of one head */
-    size_t kv_plane;      /* K or V of one head: ESP_SPAN rows */
-    size_t page_layer;    /* one attention layer of a page */
+    size_t kv_row;     /* one position of K or V of one head */
+    size_t kv_plane;   /* K or V of one head: ESP_SPAN rows */
+    size_t page_layer; /* one attention layer of a page */
     size_t page_bytes;
     size_t s_off, k_off, u_off, g_off, conv_off; /* inside one layer of a slot */
     size_t slot_layer;
     size_t slot_bytes;
-    size_t conv_row;      /* one pre-convolution row */
+    size_t conv_row; /* one pre-convolution row */
 };
 
 /* Fill the derived fields; ESP_EUNSUPPORTED for sizes that no kernel takes, naming the size and the range. */

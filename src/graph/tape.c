@@ -128,6 +128,21 @@ esp_val t_embed(struct esp_tape *t, const struct esp_weight *w)
     return append(t, op, ESP_ROWS_TOKEN, w->n_in);
 }
 
+esp_val t_input(struct esp_tape *t, uint32_t width_)
+{
+    return append(t, unary(ESP_OP_INPUT, ESP_NO_VAL), ESP_ROWS_TOKEN, width_);
+}
+
+esp_val t_concat(struct esp_tape *t, esp_val a, esp_val b)
+{
+    return append(t, binary(ESP_OP_CONCAT, a, b), rows(t, a), width(t, a) + width(t, b));
+}
+
+void t_hidden(struct esp_tape *t, esp_val x)
+{
+    append(t, unary(ESP_OP_HIDDEN, x), ESP_ROWS_TOKEN, 0);
+}
+
 esp_val t_rmsnorm(struct esp_tape *t, esp_val x, const float *gamma, float eps)
 {
     struct esp_op op = unary(ESP_OP_RMSNORM, x);
@@ -152,8 +167,8 @@ esp_val t_add(struct esp_tape *t, esp_val a, esp_val b)
     return append(t, binary(ESP_OP_ADD, a, b), rows(t, a), width(t, a));
 }
 
-esp_val t_head_rope(struct esp_tape *t, esp_val x, const float *gamma, float eps, uint32_t n_head, uint32_t stride,
-                    uint32_t head_dim, float scale)
+esp_val t_head_rope(struct esp_tape *t, esp_val x, const float *gamma, float eps, uint32_t n_head,
+                    uint32_t stride, uint32_t head_dim, float scale)
 {
     struct esp_op op = unary(ESP_OP_HEAD_ROPE, x);
 

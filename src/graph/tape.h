@@ -1,7 +1,8 @@
 /*
- * A model's arithmetic as a straight list of ops over values, recorded once. Plain data: no device, no branch, no sort.
- * A value has a width and a symbolic number of rows; it is written by one op and read by later ones. Recording returns
- * values, so a model file reads like the formula. Failures are remembered and reported by esp_tape_finish().
+ * A model's arithmetic as a straight list of ops over values, recorded once. Plain data: no device, no
+ * branch, no sort. A value has a width and a symbolic number of rows; it is written by one op and read by
+ * later ones. Recording returns values, so a model file reads like the formula. Failures are remembered and
+ * reported by esp_tape_finish().
  *
  * SPDX-License-Identifier: MIT
  */
@@ -60,9 +61,9 @@ struct esp_tape {
     uint32_t n_op, cap_op;
     struct esp_value *values;
     uint32_t n_value, cap_value;
-    uint32_t n_vocab;        /* width of the logits */
+    uint32_t n_vocab; /* width of the logits */
     struct esp_rope rope;
-    bool failed;             /* out of memory, or a shape did not fit; fault says which */
+    bool failed; /* out of memory, or a shape did not fit; fault says which */
     char fault[160];
 };
 
@@ -72,20 +73,26 @@ void esp_tape_init(struct esp_tape *t, struct esp_arena *arena);
 esp_status esp_tape_finish(struct esp_tape *t, esp_error *err);
 
 esp_val t_embed(struct esp_tape *t, const struct esp_weight *w);
+/* Rows of `width` that the batch brings (esp_batch.input). */
+esp_val t_input(struct esp_tape *t, uint32_t width);
+esp_val t_concat(struct esp_tape *t, esp_val a, esp_val b);
 esp_val t_rmsnorm(struct esp_tape *t, esp_val x, const float *gamma, float eps);
 esp_val t_linear(struct esp_tape *t, esp_val x, const struct esp_weight *w);
 esp_val t_add(struct esp_tape *t, esp_val a, esp_val b);
-esp_val t_head_rope(struct esp_tape *t, esp_val x, const float *gamma, float eps, uint32_t n_head, uint32_t stride,
-                    uint32_t head_dim, float scale);
+esp_val t_head_rope(struct esp_tape *t, esp_val x, const float *gamma, float eps, uint32_t n_head,
+                    uint32_t stride, uint32_t head_dim, float scale);
 void t_kv_append(struct esp_tape *t, esp_val k, esp_val v, uint32_t layer);
 esp_val t_attend(struct esp_tape *t, esp_val q, uint32_t layer, uint32_t n_head);
 esp_val t_head_gate(struct esp_tape *t, esp_val x, esp_val qg, uint32_t n_head, uint32_t stride);
 esp_val t_conv(struct esp_tape *t, esp_val p, const float *w, uint32_t layer);
 esp_val t_gates(struct esp_tape *t, esp_val b, esp_val a, const float *a_neg, const float *dt_bias);
 esp_val t_delta(struct esp_tape *t, esp_val c, esp_val gates, uint32_t layer, uint32_t vh, uint32_t dv);
-esp_val t_gated_norm(struct esp_tape *t, esp_val o, esp_val z, const float *gamma, float eps, uint32_t n_head);
+esp_val t_gated_norm(struct esp_tape *t, esp_val o, esp_val z, const float *gamma, float eps,
+                     uint32_t n_head);
 esp_val t_swiglu(struct esp_tape *t, esp_val gate, esp_val up);
 esp_val t_gather(struct esp_tape *t, esp_val x);
+/* Offer x as the hidden rows that drafters and tools may ask for (esp_batch.hidden). */
+void t_hidden(struct esp_tape *t, esp_val x);
 void t_logits(struct esp_tape *t, esp_val x, const struct esp_weight *head);
 /* Name a value for taps; fmt takes one unsigned number. */
 void t_name(struct esp_tape *t, esp_val v, const char *prefix, uint32_t i, const char *suffix);

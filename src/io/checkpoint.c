@@ -22,8 +22,7 @@
 
 enum { MAX_SIDE_FILES = 16, MAX_NAME = 256 };
 
-/* ---- tensor sets
- * ------------------------------------------------------------------------------------------------- */
+/* ---- tensor sets ---- */
 
 static void set_close(struct esp_tensor_set *s)
 {
@@ -72,8 +71,7 @@ const struct esp_st_tensor *esp_checkpoint_find(const struct esp_checkpoint *c, 
     return esp_tensor_set_find(&c->main, name);
 }
 
-/* ---- opening files
- * ----------------------------------------------------------------------------------------------- */
+/* ---- opening files ---- */
 
 static esp_status no_memory(const struct esp_checkpoint *c, esp_error *err)
 {
@@ -165,8 +163,7 @@ static esp_status open_single(struct esp_checkpoint *c, esp_error *err)
     return collect_all(&c->main, c, err);
 }
 
-/* ---- sharded models
- * ---------------------------------------------------------------------------------------------- */
+/* ---- sharded models ---- */
 
 static esp_status take_indexed(struct esp_checkpoint *c, const struct esp_index *x, esp_error *err)
 {
@@ -260,8 +257,7 @@ static esp_status open_main(struct esp_checkpoint *c, struct esp_index *x, esp_e
     return open_shards(c, x, err);
 }
 
-/* ---- side files
- * -------------------------------------------------------------------------------------------------- */
+/* ---- side files ---- */
 
 struct side_names {
     char name[MAX_SIDE_FILES][MAX_NAME];
@@ -324,8 +320,7 @@ static esp_status open_side(struct esp_checkpoint *c, const struct esp_index *x,
     return s == ESP_OK ? collect_all(&c->side, c, err) : s;
 }
 
-/* ---- the directory
- * ----------------------------------------------------------------------------------------------- */
+/* ---- the directory ---- */
 
 static esp_status check_directory(const char *dir, esp_error *err)
 {

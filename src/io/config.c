@@ -16,8 +16,7 @@
 #include "io/config_parts.h"
 #include "io/config_quant.h"
 
-/* ---- architecture
- * ------------------------------------------------------------------------------------------------ */
+/* ---- architecture ---- */
 
 static const struct {
     const char *name;
@@ -88,8 +87,7 @@ static esp_status read_arch(struct esp_config *out, const struct esp_cfg *top, c
     return ESP_OK;
 }
 
-/* ---- sizes
- * ------------------------------------------------------------------------------------------------------- */
+/* ---- sizes ---- */
 
 /* Widths of projections; far above any model, low enough that products of two fit 64 bits with ease. */
 #define MAX_WIDTH (16u * ESP_LIMIT_HIDDEN)
@@ -173,8 +171,7 @@ static esp_status check_sizes(const struct esp_config *c, const struct esp_cfg *
     return check_width(text, "the linear-attention projection", 2 * key + value, err);
 }
 
-/* ---- layers, switches
- * -------------------------------------------------------------------------------------------- */
+/* ---- layers, switches ---- */
 
 static esp_status read_layer_list(struct esp_config *out, const json_t *list, const struct esp_cfg *text,
                                   esp_error *err)
@@ -314,8 +311,7 @@ static esp_status read_norm_flag(char out[16], const struct esp_cfg *top, const 
     return ESP_OK;
 }
 
-/* ---- the whole
- * --------------------------------------------------------------------------------------------------- */
+/* ---- the whole ---- */
 
 static esp_status read_text(struct esp_config *out, const struct esp_cfg *text, esp_error *err)
 {

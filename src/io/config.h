@@ -66,8 +66,10 @@ enum esp_quant_mode {
 };
 struct esp_quant {
     enum esp_quant_mode mode;
-    uint32_t bits;  /* affine: 2 3 4 5 6 8; trellis: 1..8 */
-    uint32_t group; /* affine: 32 64 128; trellis: T */
+    uint32_t bits;       /* affine: 2 3 4 5 6 8; trellis: 1..8 */
+    uint32_t group;      /* affine: 32 64 128; trellis: T */
+    uint32_t state_bits; /* trellis: L; 0 when the config has no trellis object for the module */
+    uint8_t axis;        /* trellis: 1 when rows of codes are outputs, 0 when they are inputs */
 };
 struct esp_config_quant_table {
     bool present;

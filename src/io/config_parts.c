@@ -8,8 +8,7 @@
 #include <math.h>
 #include <string.h>
 
-/* ---- rotary embedding
- * -------------------------------------------------------------------------------------------- */
+/* ---- rotary embedding ---- */
 
 /*
  * Newer files nest everything in rope_parameters (per layer type in some), older ones have rope_scaling and
@@ -171,8 +170,7 @@ esp_status esp_config_read_rope(struct esp_config *out, const struct esp_cfg *te
     return r->type == ESP_ROPE_YARN ? read_yarn(r, &rope, out->max_position, err) : ESP_OK;
 }
 
-/* ---- vision
- * ------------------------------------------------------------------------------------------------------ */
+/* ---- vision ---- */
 
 #define VISION(key, field, min, max, need, value)                                                            \
     {                                                                                                        \
@@ -273,8 +271,7 @@ esp_status esp_config_read_vision(struct esp_config *out, const struct esp_cfg *
     return ESP_OK;
 }
 
-/* ---- generation
- * -------------------------------------------------------------------------------------------------- */
+/* ---- generation ---- */
 
 esp_status esp_config_read_generation(struct esp_config_generation *out, const struct esp_cfg *g,
                                       esp_error *err)

@@ -19,11 +19,11 @@ static const struct {
     const char *name;
     struct esp_quant dflt; /* what a bare mode means */
 } modes[] = {
-    [ESP_QUANT_AFFINE] = {"affine", {ESP_QUANT_AFFINE, 4, 64}},
-    [ESP_QUANT_MXFP4] = {"mxfp4", {ESP_QUANT_MXFP4, 4, 32}},
-    [ESP_QUANT_NVFP4] = {"nvfp4", {ESP_QUANT_NVFP4, 4, 16}},
-    [ESP_QUANT_MXFP8] = {"mxfp8", {ESP_QUANT_MXFP8, 8, 32}},
-    [ESP_QUANT_TRELLIS] = {"trellis", {ESP_QUANT_TRELLIS, 3, 256}},
+    [ESP_QUANT_AFFINE] = {"affine", {.mode = ESP_QUANT_AFFINE, .bits = 4, .group = 64}},
+    [ESP_QUANT_MXFP4] = {"mxfp4", {.mode = ESP_QUANT_MXFP4, .bits = 4, .group = 32}},
+    [ESP_QUANT_NVFP4] = {"nvfp4", {.mode = ESP_QUANT_NVFP4, .bits = 4, .group = 16}},
+    [ESP_QUANT_MXFP8] = {"mxfp8", {.mode = ESP_QUANT_MXFP8, .bits = 8, .group = 32}},
+    [ESP_QUANT_TRELLIS] = {"trellis", {.mode = ESP_QUANT_TRELLIS, .bits = 3, .group = 256}},
 };
 
 enum { N_MODES = sizeof modes / sizeof modes[0], MAX_PATH_BYTES = 512 };
@@ -33,10 +33,37 @@ const char *esp_quant_mode_name(enum esp_quant_mode m)
     return (unsigned)m < N_MODES ? modes[m].name : "?";
 }
 
-/* ---- the config's table
- * ------------------------------------------------------------------------------------------ */
+/* ---- the config's table ---- */
 
-/* bits, group_size and mode of one object over base. Legality of the combination is the tensors' business. */
+/* The trellis object of a module: L, code and axis. Codes are a formula each, so another one has other
+ * weights. */
+static esp_status read_trellis(struct esp_quant *q, const struct esp_cfg *c, esp_error *err)
+{
+    const int64_t state_range[2] = {1, 64}, axis_range[2] = {0, 1};
+    int64_t state_bits = 0, axis = 1;
+    struct esp_cfg sub;
+    const char *code;
+    bool found;
+
+    ESP_TRY(esp_cfg_object(&sub, c, "trellis", c->where, err));
+    if (!sub.object)
+        return ESP_OK;
+    ESP_TRY(esp_cfg_string(&code, &sub, "code", err));
+    if (code && strcmp(code, "1mad") != 0)
+        return esp_fail(err, ESP_EUNSUPPORTED,
+                        "%s: %strellis code '%.40s' is not supported (supported: 1mad)", c->file, c->where,
+                        code);
+    ESP_TRY(esp_cfg_int(&state_bits, &found, &sub, "L", state_range, err));
+    if (!found)
+        return esp_fail(err, ESP_EFORMAT, "%s: %strellis has no L (state bits, 12)", c->file, c->where);
+    ESP_TRY(esp_cfg_int(&axis, &found, &sub, "axis", axis_range, err));
+    q->state_bits = (uint32_t)state_bits;
+    q->axis = (uint8_t)axis;
+    return ESP_OK;
+}
+
+/* bits, group_size, mode and trellis of one object over base. Legality of the combination is the tensors'
+ * business. */
 static esp_status read_settings(struct esp_quant *out, const struct esp_quant *base, const struct esp_cfg *c,
                                 esp_error *err)
 {
@@ -64,13 +91,16 @@ static esp_status read_settings(struct esp_quant *out, const struct esp_quant *b
     q.bits = found ? (uint32_t)v : q.bits;
     ESP_TRY(esp_cfg_int(&v, &found, c, "group_size", group_range, err));
     q.group = found ? (uint32_t)v : q.group;
+    if (q.mode == ESP_QUANT_TRELLIS)
+        ESP_TRY(read_trellis(&q, c, err));
     *out = q;
     return ESP_OK;
 }
 
 static bool reserved(const char *key)
 {
-    return strcmp(key, "bits") == 0 || strcmp(key, "group_size") == 0 || strcmp(key, "mode") == 0;
+    return strcmp(key, "bits") == 0 || strcmp(key, "group_size") == 0 || strcmp(key, "mode") == 0 ||
+           strcmp(key, "trellis") == 0;
 }
 
 static esp_status check_overrides(const struct esp_config_quant_table *t, const struct esp_cfg *c,
@@ -159,8 +189,7 @@ void esp_config_quant_free(struct esp_config_quant_table *t)
     memset(t, 0, sizeof *t);
 }
 
-/* ---- asking for a module
- * ----------------------------------------------------------------------------------------- */
+/* ---- asking for a module ---- */
 
 static const char *const prefixes[] = {"language_model.model.", "model.language_model.", "language_model.",
                                        "model.", ""};
@@ -206,8 +235,7 @@ enum esp_quant_said esp_config_quant(const struct esp_config *c, const char *mod
     return ESP_QUANT_YES;
 }
 
-/* ---- what tensors prove
- * ------------------------------------------------------------------------------------------ */
+/* ---- what tensors prove ---- */
 
 struct evidence {
     const struct esp_st_tensor *weight, *scales, *biases;
@@ -285,7 +313,7 @@ static esp_status derive_trellis(struct esp_quant *q, const struct evidence *e, 
     if (w->n_dim < 2 || w->n_dim > 3 || s->shape[0] != w->shape[w->n_dim == 2 ? 0 : 1])
         return illegal(w, e, "trellis codes are [rows, words] or [cols/512, rows, 48] with one scale a row",
                        err);
-    if (said->bits > 8)
+    if (said->bits < 1 || said->bits > 8)
         return illegal(w, e, "trellis takes 1 to 8 bits", err);
     *q = *said;
     return ESP_OK;

@@ -37,7 +37,7 @@ enum esp_quant_said esp_config_quant(const struct esp_config *c, const char *mod
 /*
  * Settings as the tensors have them. weight, scales and biases are those of module (biases may be NULL), n_in
  * the input width. Affine: bits = 32 * weight cols / n_in, group = n_in / scales cols; U8 scales mean mxfp4,
- * nvfp4 or mxfp8 by group and bits. Trellis (1-D scales): n_in and the row's bits are checked, group stays as
+ * nvfp4 or mxfp8 by group and bits. Trellis (1-D scales): bits, group and code stay as
  * configured. When the config disagrees there is a warning and the tensors win. ESP_EFORMAT, naming the
  * tensor, when the shapes give no legal value, leading dimensions differ, float scales lack biases, or a
  * dtype is wrong; ESP_EUNSUPPORTED for dtypes without reader.

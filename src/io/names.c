@@ -36,8 +36,7 @@ const char *esp_part_name(enum esp_part part)
     return (unsigned)part < ESP_PART_COUNT ? parts[part].name : "?";
 }
 
-/* ---- prefixes
- * ---------------------------------------------------------------------------------------------------- */
+/* ---- prefixes ---- */
 
 static bool prefix_present(const struct esp_tensor_set *s, enum esp_part part, const char *prefix)
 {
@@ -91,8 +90,7 @@ static void choose_mtp(struct esp_names *out, struct esp_checkpoint *c)
     }
 }
 
-/* ---- norms
- * ------------------------------------------------------------------------------------------------------- */
+/* ---- norms ---- */
 
 static bool ends_with(const char *s, const char *suffix)
 {
@@ -204,8 +202,7 @@ static esp_status decide_mtp(struct esp_names *out, const struct esp_checkpoint 
     return ESP_OK;
 }
 
-/* ---- guard: compare norms of trunk and MTP
- * ----------------------------------------------------------------------- */
+/* ---- guard: compare norms of trunk and MTP ---- */
 
 static float load_float(const struct esp_st_tensor *t, uint64_t i)
 {
@@ -274,8 +271,7 @@ static void guard_norms(const struct esp_names *n, struct esp_checkpoint *c)
                  c->dir, trunk, n->norms_why, mtp, n->mtp_norms_why);
 }
 
-/* ---- tied head
- * --------------------------------------------------------------------------------------------------- */
+/* ---- tied head ---- */
 
 static bool same_tensor(const struct esp_st_tensor *a, const struct esp_st_tensor *b)
 {
@@ -343,8 +339,7 @@ static esp_status decide_head(struct esp_names *n, struct esp_checkpoint *c, esp
     return ESP_OK;
 }
 
-/* ---- public
- * ------------------------------------------------------------------------------------------------------ */
+/* ---- public ---- */
 
 esp_status esp_names_resolve(struct esp_names *out, struct esp_checkpoint *c, esp_error *err)
 {

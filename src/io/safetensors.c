@@ -42,8 +42,7 @@ struct esp_st_file {
     const char *need_owner; /* the tensor that has it */
 };
 
-/* ---- header
- * ------------------------------------------------------------------------------------------------------ */
+/* ---- header ---- */
 
 /* Room for one more element of size bytes in *p; *cap doubles. */
 static esp_status grow(void **p, uint32_t n, uint32_t *cap, size_t size, const struct esp_st_file *f,
@@ -266,8 +265,7 @@ static esp_status read_header(struct esp_st_file *f, const char *s, size_t len, 
     return esp_jscan_end(&j, err);
 }
 
-/* ---- checks over all tensors
- * ------------------------------------------------------------------------------------- */
+/* ---- checks over all tensors ---- */
 
 static int by_name(const void *ctx, uint32_t a, uint32_t b)
 {
@@ -416,8 +414,7 @@ static esp_status read_file(struct esp_st_file *f, const uint8_t *p, esp_error *
     return check_all(f, err);
 }
 
-/* ---- public
- * ------------------------------------------------------------------------------------------------------ */
+/* ---- public ---- */
 
 esp_status esp_st_open_memory(struct esp_st_file **out, const void *data, size_t size, const char *name,
                               esp_error *err)

@@ -43,6 +43,7 @@ struct esp_cpu esp_cpu_detect(void)
     cpu.avx2 = true;
     cpu.avx512 = has(b, bit_AVX512F | bit_AVX512BW | bit_AVX512DQ | bit_AVX512VL) && has(c, bit_AVX512VNNI) &&
                  (xcr0 & XCR0_AVX512) == XCR0_AVX512;
+    cpu.avx512vbmi = cpu.avx512 && has(c, bit_AVX512VBMI);
     if (cpu.avx512 && a >= 1 && __get_cpuid_count(7, 1, &a, &b, &c, &d))
         cpu.avx512bf16 = has(a, bit_AVX512BF16);
     return cpu;

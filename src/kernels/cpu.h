@@ -13,6 +13,7 @@ struct esp_cpu {
     bool avx2;       /* AVX2, FMA, F16C; registers of 256 bits are saved */
     bool avx512;     /* F, BW, DQ, VL, VNNI on top; registers of 512 bits and masks are saved */
     bool avx512bf16; /* BF16 on top of that */
+    bool avx512vbmi; /* beside avx512 */
     bool neon;
 };
 

@@ -21,7 +21,7 @@ static const char *const LEVEL_NAMES[ESP_CPU_LEVEL_COUNT] = {
 
 enum esp_act esp_act_resolve(enum esp_format_id format, enum esp_act act)
 {
-    if (esp_format_get(format)->grouped)
+    if (esp_format_get(format)->integer)
         return act;
     if (act == ESP_ACT_INT8X2)
         return ESP_ACT_F32;
@@ -108,9 +108,16 @@ void esp_kernels_init(struct esp_kernels *k, enum esp_cpu_level level)
 {
     esp_kernels_init_plain(k, level);
 #ifdef ESP_HAVE_X86_KERNELS
-    if (level == ESP_CPU_AVX512 && esp_cpu_detect().avx512bf16) {
-        esp_kernels_init_avx512bf16(k);
-        k->isa = "avx512+bf16";
+    if (level == ESP_CPU_AVX512) {
+        static const char *const names[2][2] = {{"avx512", "avx512+vbmi"},
+                                                {"avx512+bf16", "avx512+bf16+vbmi"}};
+        const struct esp_cpu cpu = esp_cpu_detect();
+
+        if (cpu.avx512bf16)
+            esp_kernels_init_avx512bf16(k);
+        if (cpu.avx512vbmi)
+            esp_kernels_init_avx512vbmi(k);
+        k->isa = names[cpu.avx512bf16][cpu.avx512vbmi];
     }
 #endif
 }

@@ -7,7 +7,7 @@
  * fixed function of its own inputs. It depends neither on how many rows, heads or outputs share the call nor
  * on how a range is split between calls. So kernels fix their reduction order by the length of the reduction
  * alone. Between tables (CPU levels) the order may differ; kcheck holds each within a bound derived from the
- * reference.
+ * terms.
  *
  * Pointers to activations are 64-byte aligned at the start of a buffer; strides (ld*) are in elements and
  * arbitrary, so rows may start at any 4-byte boundary. Weights may be unaligned. Outputs never overlap inputs
@@ -27,8 +27,8 @@
 enum esp_act {
     ESP_ACT_F32,    /* as they are */
     ESP_ACT_BF16,   /* rounded to bf16 once, products accumulate in f32 */
-    ESP_ACT_INT8X2, /* grouped weights: two int8 terms a value with one scale a group, about 15 bits */
-    ESP_ACT_INT8,   /* grouped weights: one int8 term a value with one scale a group */
+    ESP_ACT_INT8X2, /* integer codes: two int8 terms a value with one scale a group, about 15 bits */
+    ESP_ACT_INT8,   /* integer codes: one int8 term a value with one scale a group */
     ESP_ACT_COUNT
 };
 
@@ -38,18 +38,31 @@ const char *esp_act_name(enum esp_act act);
 
 /*
  * Products with a weight: y[r][o] = sum_i x[r][i] * W[o][i], in two steps so that several weights of equal
- * format and group share the first.
+ * format and group share the first: those with the same prepare for which esp_weight_same_input() holds.
  *
- * prepare  x [n_row][ldx] f32 -> opaque rows at out, prepared_bytes(n_in, group) each; only reads w->n_in and
- * w->group. Rows are independent. NULL: the product reads x itself (act = x, row stride = n_in floats).
- * product  for r < n_row and o in [o0, o1): y[r * ldy + o]. act: rows as prepared, contiguous.
+ * prepare  x [n_row][ldx] f32 -> opaque rows at out, prepared_bytes(n_in, group) each; only reads w->n_in,
+ *          w->group, and for trellis w->axis and along axis 0 the scales. Rows are independent. NULL: the
+ *          product reads x itself (act = x, row stride = n_in floats).
+ * product  for r < n_row and o in [o0, o1): y[r * ldy + o]. act: rows as prepared, contiguous. o0 is a
+ * multiple of esp_weight_out_align(w), and so is o1 unless it is n_out.
  *
- * Values  INT8 terms: s = max|x| / 127 in each group of w->group inputs (0 gives all-zero codes), q = rint(x
- * / s). INT8X2: s = max|x| / 16256 (127 * 128), v = rint(x / s), q1 = (v + 64) >> 7, q2 = v - 128 * q1, both
- * in
- *         [-128, 127]; x ~ s * (128 * q1 + q2). Codes of the weight multiply exactly in int32; per group one
- * f32 conversion and one fused multiply-add with scale * s; biases multiply the group sum of the *quantized*
- * x. Error   against the exact product of the prepared x: (n_in / 8 + 16) * 2^-24 * sum |x_i w_i|.
+ * NaN or infinity in a row of x makes all outputs of that row non-finite, whatever act is.
+ *
+ * Values, affine: INT8 terms: s = max|x| / 127 in each group of w->group inputs (0 gives all-zero codes), q =
+ * rint(x / s). INT8X2: s = max|x| / 16256 (127 * 128), v = rint(x / s), q1 = (v + 64) >> 7, q2 = v - 128 *
+ * q1, both in [-128, 127]; x ~ s * (128 * q1 + q2). Codes of the weight multiply exactly in int32; per group
+ * one f32 conversion and one fused multiply-add with scale * s; biases multiply the group sum of the
+ * *quantized* x. A group whose s is below 2^-126 may count as zero. Error, affine and dense: against the
+ * exact product of the prepared x, (n_in / 8 + 16) * 2^-24 * sum |x_i w_i|, where |w_i| of a grouped weight
+ * stands for |scale * code| + |bias|: where these cancel, w_i bounds nothing.
+ *
+ * Values, trellis: W = f * y(state), f = f32(scale of the stored row * f32(1 / divisor)). Along axis 1 the
+ * sum of y * x is multiplied by f once; along axis 0 z_i = f32(x_i * f_i) takes the place of x_i. INT8 and
+ * INT8X2 quantize x (or z) as above, in groups of 256 inputs from input 0 on, the last may be short. The sum
+ * S_g of y * v over a group is exact in int32, then acc = fma((float)S_g, s_g, acc), groups ascending from
+ * acc = 0: the integer precisions give the same bits on every CPU level. F32 and BF16 (x rounded first) sum y
+ * * x in f32. Error, trellis: (n_in / 8 + 48) * 2^-24 * sum |x_i w_i|. Sums of y * x are up to 454 times
+ * those of W * x, so inputs above 2^100 may overflow along axis 1.
  */
 struct esp_linear {
     size_t (*prepared_bytes)(uint32_t n_in, uint32_t group);
@@ -75,11 +88,10 @@ struct esp_attend {
     uint32_t n_query;
     const float *q; /* [n_query][ldq], already scaled by 1 / sqrt(head_dim) */
     size_t ldq;
-    const uint32_t
-        *n_visible; /* [n_query]: the query sees positions [0, n_visible) of the span, 0..ESP_SPAN */
-    float *m;       /* [n_query] running maximum, -inf before the first span */
-    float *l;       /* [n_query] running sum of exp(score - m) */
-    float *acc;     /* [n_query][head_dim] running sum of exp(score - m) * v, rows ld_acc apart */
+    const uint32_t *n_visible; /* [n_query]: positions [0, n_visible) are seen, 0..ESP_SPAN */
+    float *m;                  /* [n_query] running maximum, -inf before the first span */
+    float *l;                  /* [n_query] running sum of exp(score - m) */
+    float *acc;                /* [n_query][head_dim] running sum of exp(score - m) * v, rows ld_acc apart */
     size_t ld_acc;
 };
 
@@ -87,9 +99,9 @@ struct esp_attend {
 struct esp_delta {
     uint32_t dk, dv; /* multiples of 16, at most 256 */
     const float *s;  /* [dv][dk] state at chunk start */
-    float *k; /* [ESP_CHUNK] rows of dk, ld_k apart: unit keys since chunk start; rows < row0 are filled */
+    float *k;        /* [ESP_CHUNK][ld_k] unit keys since chunk start; rows < row0 + n_row are filled */
     size_t ld_k;
-    float *u; /* [ESP_CHUNK] rows of dv, ld_u apart: V' (the deltas written); rows < row0 are filled */
+    float *u; /* [ESP_CHUNK][ld_u] V' (the deltas written); rows < row0 are filled */
     size_t ld_u;
     float *g; /* [ESP_CHUNK] log decays, ld_g apart; filled up to row0 + n_row */
     size_t ld_g;
@@ -109,8 +121,8 @@ struct esp_kernels {
     const char *isa; /* highest level in use, for logs and bench lines */
     uint32_t level;  /* enum esp_cpu_level */
 
-    struct esp_linear linear[ESP_FORMAT_COUNT]
-                            [ESP_ACT_COUNT]; /* [f][act] is set when esp_act_resolve(f, act) == act */
+    /* [f][act] is set when esp_act_resolve(f, act) == act */
+    struct esp_linear linear[ESP_FORMAT_COUNT][ESP_ACT_COUNT];
 
     /* y = x * rsqrt(mean(x^2) + eps) * gamma over n elements; y may be x. Reduction in fixed order of n. */
     void (*rmsnorm)(const float *x, const float *gamma, float eps, float *y, size_t n);
@@ -133,31 +145,36 @@ struct esp_kernels {
      */
     void (*conv_silu)(const float *tail, size_t ld_tail, const float *p, size_t ldp, uint32_t n_tok,
                       const float *w, uint32_t c0, uint32_t c1, float *y, size_t ldy);
-    /* beta = sigmoid(b), g = a_neg * softplus(a + dt_bias), n heads; a_neg = -exp(A_log). softplus(s) = s >
-     * 20 ? s : log1p(exp(s)). */
+    /*
+     * beta = sigmoid(b), g = a_neg * softplus(a + dt_bias), n heads; a_neg = -exp(A_log);
+     * softplus(s) = s > 20 ? s : log1p(exp(s)).
+     */
     void (*delta_gates)(const float *b, const float *a, const float *a_neg, const float *dt_bias, float *beta,
                         float *g, size_t n);
     /*
-     * New rows of an open chunk. d->k and d->g must already hold the new rows' keys and decays. For i in row0
-     * .. row0+n_row-1: L_ij = sum g[j+1..i] (accumulated from j = i downwards), E_i = L_i0 + g[0], D_ij =
-     * exp(L_ij) u_i = beta_i * (v_i - exp(E_i) * S k_i - sum_{j<i} D_ij (k_i . k_j) u_j)      sums ascending
-     * in j o_i = exp(E_i) * S q_i + sum_{j<=i} D_ij (q_i . k_j) u_j Writes u and o. scratch:
-     * esp_delta_scratch_floats() floats.
+     * New rows of an open chunk. d->k and d->g must already hold the new rows' keys and decays. For i in
+     * row0 .. row0+n_row-1:
+     *   L_ij = sum g[j+1..i] (accumulated from j = i downwards), E_i = L_i0 + g[0], D_ij = exp(L_ij)
+     *   u_i = beta_i * (v_i - exp(E_i) * S k_i - sum_{j<i} D_ij (k_i . k_j) u_j)      sums ascending in j
+     *   o_i = exp(E_i) * S q_i + sum_{j<=i} D_ij (q_i . k_j) u_j
+     * Writes u and o. scratch: esp_delta_scratch_floats() floats.
      */
     void (*delta_rows)(const struct esp_delta *d, float *scratch);
-    /* Close a chunk of n rows: s_out = exp(E_{n-1}) * s + sum_j exp(L_{n-1,j}) u_j k_j^T, [dv][dk]; s_out may
-     * be s. */
+    /*
+     * Close a chunk of n rows: s_out = exp(E_{n-1}) * s + sum_j exp(L_{n-1,j}) u_j k_j^T, [dv][dk];
+     * s_out may be s.
+     */
     void (*delta_fold)(const struct esp_delta *d, uint32_t n, float *s_out);
     /*
-     * One span of attention: for each query, over its visible positions t: score_t = q . k_t, M = max(m, max
-     * score), l = l * exp(m - M) + sum_t exp(score_t - M) computed on the span alone and merged, acc
-     * likewise, m = M. The span's own partial (max, sum ascending in t, weighted values ascending in t) is
-     * formed first and then merged, so a caller that starts every span from m = -inf, l = 0, acc = 0 and
-     * merges later with attend_merge gets the same bits. A query with n_visible = 0 is left untouched.
+     * One span of attention: for each query, over its visible positions t: score_t = q . k_t,
+     * M = max(m, max score), l = l * exp(m - M) + sum_t exp(score_t - M) computed on the span alone and
+     * merged, acc likewise, m = M. The span's own partial (max, sum ascending in t, weighted values ascending
+     * in t) is formed first and then merged, so a caller that starts every span from m = -inf, l = 0, acc = 0
+     * and merges later with attend_merge gets the same bits. A query with n_visible = 0 is left untouched.
      * scratch: esp_attend_scratch_floats(n_query) floats.
      */
     void (*attend[ESP_KV_COUNT])(const struct esp_attend *a, float *scratch);
-    /* Merge partial (m2, l2, acc2) into (m, l, acc), each a single query of n elements. */
+    /* Merge partial (m2, l2, acc2) into (m, l, acc), a single query of n elements; l2 = 0 changes nothing. */
     void (*attend_merge)(float *m, float *l, float *acc, float m2, float l2, const float *acc2, size_t n);
 
     /* Conversions of n elements; f32_to_bf16 rounds to nearest even and keeps NaN on every level. */
@@ -166,8 +183,8 @@ struct esp_kernels {
 
     /* Sampling helpers over one logit row. */
     size_t (*argmax)(const float *x, size_t n); /* lowest index on ties; NaN never wins; n >= 1 */
-    size_t (*first_nonfinite)(
-        const float *x, size_t n); /* index of the first NaN or +inf, n when there is none; -inf is allowed */
+    /* Index of the first NaN or +inf, n when there is none; -inf is allowed. */
+    size_t (*first_nonfinite)(const float *x, size_t n);
 };
 
 size_t esp_delta_scratch_floats(void);
@@ -182,11 +199,10 @@ enum esp_cpu_level {
     ESP_CPU_LEVEL_COUNT
 };
 
-/* Highest level of this machine. "avx512" in messages etc. by esp_cpu_level_name. */
+/* Highest level that this machine and this build have. */
 enum esp_cpu_level esp_cpu_best(void);
 const char *esp_cpu_level_name(enum esp_cpu_level level);
-/* Parse "ref", "avx2", "avx512", "neon"; ESP_EINVAL for other words, ESP_EDEVICE when this machine lacks it.
- */
+/* Parse "ref", "avx2", "avx512" or "neon". ESP_EINVAL for other words, ESP_EDEVICE for a level not here. */
 esp_status esp_cpu_level_parse(enum esp_cpu_level *out, const char *name, esp_error *err);
 /* Fill k for a level that this machine has. Total: every entry is set. */
 void esp_kernels_init(struct esp_kernels *k, enum esp_cpu_level level);

@@ -8,8 +8,7 @@
 
 #include "kernels/kernels.h"
 
-/* As esp_kernels_init(), without optional extensions of the level (BF16), so that kcheck sees what they
- * replace. */
+/* As esp_kernels_init() without the optional extensions of a level (BF16), so that kcheck sees both. */
 void esp_kernels_init_plain(struct esp_kernels *k, enum esp_cpu_level level);
 
 void esp_kernels_init_ref(struct esp_kernels *k);
@@ -17,6 +16,7 @@ void esp_kernels_init_ref(struct esp_kernels *k);
 void esp_kernels_init_avx2(struct esp_kernels *k);
 void esp_kernels_init_avx512(struct esp_kernels *k); /* needs F, BW, DQ, VL, VNNI */
 void esp_kernels_init_avx512bf16(struct esp_kernels *k);
+void esp_kernels_init_avx512vbmi(struct esp_kernels *k);
 #endif
 #if defined(__aarch64__)
 void esp_kernels_init_neon(struct esp_kernels *k);

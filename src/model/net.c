@@ -26,7 +26,8 @@ esp_status esp_net_load(struct esp_net **out, const struct esp_config *config, c
         if (registry[i]->arch == config->arch)
             ops = registry[i];
     if (!ops)
-        return esp_fail(err, ESP_EUNSUPPORTED, "architecture %s can be inspected but not run by this version; qwen3_5 can",
+        return esp_fail(err, ESP_EUNSUPPORTED,
+                        "architecture %s can be inspected but not run by this version; qwen3_5 can",
                         esp_arch_name(config->arch));
     net = esp_alloc(sizeof *net);
     if (!net)
@@ -39,9 +40,12 @@ esp_status esp_net_load(struct esp_net **out, const struct esp_config *config, c
         return esp_fail(err, ESP_ENOMEM, "model: out of memory");
     }
     esp_tape_init(&net->tape, net->arena);
+    esp_tape_init(&net->mtp, net->arena);
     s = ops->load(net, src, err);
     if (s == ESP_OK)
         s = esp_tape_finish(&net->tape, err);
+    if (s == ESP_OK)
+        s = esp_tape_finish(&net->mtp, err);
     if (s == ESP_OK)
         s = esp_layout_finish(&net->layout, err);
     if (s != ESP_OK) {
@@ -60,13 +64,23 @@ void esp_net_close(struct esp_net *net)
     esp_free(net);
 }
 
-uint64_t esp_net_weight_bytes(const struct esp_net *net)
+static uint64_t bytes_of(const struct esp_net *net, uint32_t from, uint32_t to)
 {
     uint64_t total = 0;
 
-    for (uint32_t i = 0; i < net->n_weight; i++)
+    for (uint32_t i = from; i < to; i++)
         total += esp_weight_bytes(net->weights[i]);
     return total;
+}
+
+uint64_t esp_net_weight_bytes(const struct esp_net *net)
+{
+    return bytes_of(net, 0, net->n_trunk_weight);
+}
+
+uint64_t esp_net_mtp_bytes(const struct esp_net *net)
+{
+    return bytes_of(net, net->n_trunk_weight, net->n_weight);
 }
 
 void esp_net_formats(const struct esp_net *net, char *out, size_t cap)
@@ -74,7 +88,7 @@ void esp_net_formats(const struct esp_net *net, char *out, size_t cap)
     uint64_t bytes[ESP_FORMAT_COUNT][3] = {{0}}; /* by group: none or 32, 64, 128 */
     size_t len = 0;
 
-    for (uint32_t i = 0; i < net->n_weight; i++) {
+    for (uint32_t i = 0; i < net->n_trunk_weight; i++) {
         const struct esp_weight *w = net->weights[i];
 
         bytes[w->format][w->group / 64] += esp_weight_bytes(w);
@@ -95,10 +109,11 @@ void esp_net_formats(const struct esp_net *net, char *out, size_t cap)
             return;
         bytes[f][g] = 0;
         if (esp_format_get((enum esp_format_id)f)->grouped)
-            n = snprintf(out + len, cap - len, "%s%s g%u", len ? ", " : "", esp_format_get((enum esp_format_id)f)->name,
-                         group[g]);
+            n = snprintf(out + len, cap - len, "%s%s g%u", len ? ", " : "",
+                         esp_format_get((enum esp_format_id)f)->name, group[g]);
         else
-            n = snprintf(out + len, cap - len, "%s%s", len ? ", " : "", esp_format_get((enum esp_format_id)f)->name);
+            n = snprintf(out + len, cap - len, "%s%s", len ? ", " : "",
+                         esp_format_get((enum esp_format_id)f)->name);
         len += n > 0 ? (size_t)n : 0;
     }
 }
@@ -114,24 +129,37 @@ static void *no_memory(struct esp_binder *b)
     return remember_failure(b, esp_fail(b->err, ESP_ENOMEM, "model: out of memory"));
 }
 
-static bool list_weight(struct esp_net *net, const struct esp_weight *w)
+static bool grow_list(struct esp_net *net)
 {
-    if (net->n_weight == net->cap_weight) {
-        uint32_t cap = net->cap_weight ? net->cap_weight * 2 : 256;
-        const struct esp_weight **list = esp_arena_alloc_array(net->arena, cap, sizeof(struct esp_weight *));
+    uint32_t cap = net->cap_weight ? net->cap_weight * 2 : 256;
+    const struct esp_weight **list = esp_arena_alloc_array(net->arena, cap, sizeof *list);
+    const char **names = esp_arena_alloc_array(net->arena, cap, sizeof *names);
 
-        if (!list)
-            return false;
-        if (net->n_weight)
-            memcpy(list, net->weights, net->n_weight * sizeof *list);
-        net->weights = list;
-        net->cap_weight = cap;
+    if (!list || !names)
+        return false;
+    if (net->n_weight) {
+        memcpy(list, net->weights, net->n_weight * sizeof *list);
+        memcpy(names, net->weight_names, net->n_weight * sizeof *names);
     }
+    net->weights = list;
+    net->weight_names = names;
+    net->cap_weight = cap;
+    return true;
+}
+
+static bool list_weight(struct esp_net *net, const struct esp_weight *w, const char *name)
+{
+    char *copy = esp_arena_strndup(net->arena, name, strlen(name));
+
+    if (!copy || (net->n_weight == net->cap_weight && !grow_list(net)))
+        return false;
+    net->weight_names[net->n_weight] = copy;
     net->weights[net->n_weight++] = w;
     return true;
 }
 
-const struct esp_weight *esp_bind_matrix(struct esp_binder *b, const char *module, uint32_t n_out, uint32_t n_in)
+const struct esp_weight *esp_bind_matrix(struct esp_binder *b, const char *module, uint32_t n_out,
+                                         uint32_t n_in)
 {
     struct esp_weight *w;
     char name[160];
@@ -146,8 +174,11 @@ const struct esp_weight *esp_bind_matrix(struct esp_binder *b, const char *modul
     s = b->src->matrix(b->src->ctx, b->part, name, n_out, n_in, w, b->err);
     if (s != ESP_OK)
         return remember_failure(b, s);
-    if (!list_weight(b->net, w))
+    if (!list_weight(b->net, w, name))
         return no_memory(b);
+    if (b->part == ESP_PART_MTP)
+        return w;
+    b->net->n_trunk_weight = b->net->n_weight;
     b->net->n_params += (uint64_t)n_out * n_in;
     return w;
 }
@@ -167,7 +198,7 @@ static float *fetch_vector(struct esp_binder *b, const char *name, uint32_t n)
     s = b->src->vector(b->src->ctx, b->part, full, n, v, b->err);
     if (s != ESP_OK)
         return remember_failure(b, s);
-    b->net->n_params += n;
+    b->net->n_params += b->part == ESP_PART_MTP ? 0 : n;
     b->net->vector_bytes += n * sizeof *v;
     return v;
 }
@@ -181,14 +212,15 @@ const float *esp_bind_norm(struct esp_binder *b, const char *name, uint32_t n)
 {
     float *v = fetch_vector(b, name, n);
 
-    if (!v || b->src->norms_shifted)
+    if (!v || (b->part == ESP_PART_MTP ? b->src->mtp_norms_shifted : b->src->norms_shifted))
         return v;
     for (uint32_t i = 0; i < n; i++)
         v[i] += 1.0f; /* stored as gamma - 1 */
     return v;
 }
 
-/* YaRN's blend of a frequency with its interpolated self (Peng et al. 2023; the family uses it beyond 262,144). */
+/* YaRN's blend of a frequency with its interpolated self (Peng et al. 2023; the family uses it beyond
+ * 262,144). */
 static double yarn(const struct esp_config_rope *r, double freq, uint32_t j)
 {
     double d = r->rotary_dims, ln_b = log(r->theta), n = r->original_max;
@@ -219,6 +251,8 @@ struct esp_rope esp_net_rope(struct esp_arena *a, const struct esp_config *c)
         else if (j % 3 == 2 && j < 3 * r->section[2])
             axis[j] = 2;
     }
-    return (struct esp_rope){.n_half = n, .freq = freq, .axis = axis,
+    return (struct esp_rope){.n_half = n,
+                             .freq = freq,
+                             .axis = axis,
                              .mscale = r->type == ESP_ROPE_YARN ? (float)r->attention_factor : 1.0f};
 }

@@ -1,7 +1,8 @@
 /*
- * Qwen3.5 and 3.6, dense: three gated-DeltaNet layers to one full-attention layer, SwiGLU MLPs, optionally tied head.
- * First the weights by name, then the forward pass as the paper has it. Shapes: H hidden, F MLP width, V vocabulary,
- * hd attention head, dk and dv linear heads. Source: the reference implementation in transformers, model type qwen3_5.
+ * Qwen3.5 and 3.6, dense: three gated-DeltaNet layers to one full-attention layer, SwiGLU MLPs, optionally
+ * tied head. First the weights by name, then the forward pass as the paper has it. Shapes: H hidden, F MLP
+ * width, V vocabulary, hd attention head, dk and dv linear heads. Source: the reference implementation in
+ * transformers, model type qwen3_5.
  *
  * SPDX-License-Identifier: MIT
  */
@@ -11,20 +12,20 @@
 #include "model/net.h"
 
 struct attention {
-    const struct esp_weight *q; /* [n_head * 2 * hd][H]: per head hd query rows, then hd gate rows */
+    const struct esp_weight *q;     /* [n_head * 2 * hd][H]: per head hd query rows, then hd gate rows */
     const struct esp_weight *k, *v; /* [n_kv * hd][H] */
-    const struct esp_weight *o; /* [H][n_head * hd] */
-    const float *q_norm, *k_norm; /* [hd] */
+    const struct esp_weight *o;     /* [H][n_head * hd] */
+    const float *q_norm, *k_norm;   /* [hd] */
 };
 
 struct delta {
-    const struct esp_weight *qkv; /* [conv_dim][H]: kh * dk query, kh * dk key, vh * dv value rows */
-    const struct esp_weight *z;   /* [vh * dv][H] output gate */
+    const struct esp_weight *qkv;   /* [conv_dim][H]: kh * dk query, kh * dk key, vh * dv value rows */
+    const struct esp_weight *z;     /* [vh * dv][H] output gate */
     const struct esp_weight *b, *a; /* [vh][H] write strength, decay */
-    const struct esp_weight *out; /* [H][vh * dv] */
-    const float *conv;            /* [conv_dim][4], tap 3 is the current token */
-    const float *a_neg, *dt_bias; /* [vh] */
-    const float *norm;            /* [dv], plain gamma */
+    const struct esp_weight *out;   /* [H][vh * dv] */
+    const float *conv;              /* [conv_dim][4], tap 3 is the current token */
+    const float *a_neg, *dt_bias;   /* [vh] */
+    const float *norm;              /* [dv], plain gamma */
 };
 
 struct layer {
@@ -34,15 +35,22 @@ struct layer {
     const struct esp_weight *gate, *up, *down; /* [F][H], [F][H], [H][F] */
 };
 
+struct mtp {                                      /* the draft layer: embedding and head are the trunk's */
+    const struct esp_weight *fc;                  /* [H][2H]: embedding columns, then hidden columns */
+    const float *norm_embed, *norm_hidden, *norm; /* [H] */
+    struct layer layer;
+};
+
 struct model {
     struct esp_net *net;
     const struct esp_config *c;
     const struct esp_weight *embed, *head; /* [V][H] */
     const float *norm;
     struct layer *layers;
+    struct mtp mtp;
 };
 
-/* ---- weights ------------------------------------------------------------------------------------------------------ */
+/* ---- weights ---- */
 
 static void bind_attention(struct esp_binder *b, struct attention *a, const struct esp_config *c)
 {
@@ -70,18 +78,23 @@ static void bind_delta(struct esp_binder *b, struct delta *d, const struct esp_c
     d->dt_bias = esp_bind_vector(b, "linear_attn.dt_bias", c->lin_v_head);
     d->norm = esp_bind_vector(b, "linear_attn.norm.weight", c->lin_v_dim);
     a_neg = (float *)(uintptr_t)esp_bind_vector(b, "linear_attn.A_log", c->lin_v_head);
-    for (uint32_t i = 0; a_neg && i < c->lin_v_head; i++)
+    for (uint32_t i = 0; a_neg && i < c->lin_v_head; i++) {
         a_neg[i] = -expf(a_neg[i]);
+        if (!isfinite(a_neg[i])) /* -inf times a softplus of 0 would be NaN */
+            b->status = esp_fail(b->err, ESP_ENUMERIC, "%slinear_attn.A_log: exp of element %u is not finite",
+                                 b->prefix, i);
+    }
     d->a_neg = a_neg;
 }
 
-static void bind_layer(struct esp_binder *b, struct layer *l, const struct model *m, uint32_t i)
+/* The norms and the MLP of any layer, and its mixer. */
+static void bind_layer(struct esp_binder *b, struct layer *l, const struct model *m, uint32_t i, bool full)
 {
     const struct esp_config *c = m->c;
 
     snprintf(b->prefix, sizeof b->prefix, "layers.%u.", i);
     l->norm_in = esp_bind_norm(b, "input_layernorm.weight", c->hidden);
-    if (c->is_full[i])
+    if (full)
         bind_attention(b, &l->attn, c);
     else
         bind_delta(b, &l->delta, c, m->net->layout.conv_dim);
@@ -89,6 +102,19 @@ static void bind_layer(struct esp_binder *b, struct layer *l, const struct model
     l->gate = esp_bind_matrix(b, "mlp.gate_proj", c->ffn, c->hidden);
     l->up = esp_bind_matrix(b, "mlp.up_proj", c->ffn, c->hidden);
     l->down = esp_bind_matrix(b, "mlp.down_proj", c->hidden, c->ffn);
+}
+
+static void bind_mtp(struct esp_binder *b, struct mtp *t, const struct model *m)
+{
+    uint32_t hidden = m->c->hidden;
+
+    b->part = ESP_PART_MTP;
+    t->fc = esp_bind_matrix(b, "fc", hidden, 2 * hidden);
+    t->norm_embed = esp_bind_norm(b, "pre_fc_norm_embedding.weight", hidden);
+    t->norm_hidden = esp_bind_norm(b, "pre_fc_norm_hidden.weight", hidden);
+    t->norm = esp_bind_norm(b, "norm.weight", hidden);
+    bind_layer(b, &t->layer, m, 0, true);
+    b->prefix[0] = 0;
 }
 
 static esp_status bind_model(struct model *m, const struct esp_source *src, esp_error *err)
@@ -101,7 +127,7 @@ static esp_status bind_model(struct model *m, const struct esp_source *src, esp_
         return esp_fail(err, ESP_ENOMEM, "model of %u layers: out of memory", c->n_layer);
     m->embed = esp_bind_matrix(&b, "embed_tokens", c->vocab_size, c->hidden);
     for (uint32_t i = 0; i < c->n_layer && b.status == ESP_OK; i++)
-        bind_layer(&b, &m->layers[i], m, i);
+        bind_layer(&b, &m->layers[i], m, i, c->is_full[i]);
     b.prefix[0] = 0;
     m->norm = esp_bind_norm(&b, "norm.weight", c->hidden);
     m->head = m->embed;
@@ -109,13 +135,15 @@ static esp_status bind_model(struct model *m, const struct esp_source *src, esp_
         b.part = ESP_PART_HEAD;
         m->head = esp_bind_matrix(&b, "", c->vocab_size, c->hidden);
     }
+    if (src->has_mtp && c->n_mtp_layer)
+        bind_mtp(&b, &m->mtp, m);
     return b.status;
 }
 
-/* ---- forward pass ------------------------------------------------------------------------------------------------- */
+/* ---- forward pass ---- */
 
-static esp_val record_attention(struct esp_tape *t, const struct model *m, const struct attention *a, uint32_t layer,
-                                esp_val u)
+static esp_val record_attention(struct esp_tape *t, const struct model *m, const struct attention *a,
+                                uint32_t layer, esp_val u)
 {
     const struct esp_config *c = m->c;
     uint32_t hd = c->head_dim;
@@ -130,10 +158,12 @@ static esp_val record_attention(struct esp_tape *t, const struct model *m, const
     t_kv_append(t, k, v, layer);
     o = t_attend(t, q, layer, c->n_head);
     o = t_head_gate(t, o, qg, c->n_head, 2 * hd);
+    t_name(t, o, "o_proj_in.", layer, "");
     return t_linear(t, o, a->o);
 }
 
-static esp_val record_delta(struct esp_tape *t, const struct model *m, const struct delta *d, uint32_t layer, esp_val u)
+static esp_val record_delta(struct esp_tape *t, const struct model *m, const struct delta *d, uint32_t layer,
+                            esp_val u)
 {
     const struct esp_config *c = m->c;
     esp_val p = t_linear(t, u, d->qkv);
@@ -145,15 +175,39 @@ static esp_val record_delta(struct esp_tape *t, const struct model *m, const str
     esp_val o = t_delta(t, qkv, gates, layer, c->lin_v_head, c->lin_v_dim);
 
     o = t_gated_norm(t, o, z, d->norm, (float)c->rms_eps, c->lin_v_head);
+    t_name(t, o, "out_proj_in.", layer, "");
     return t_linear(t, o, d->out);
 }
 
-static esp_val record_mlp(struct esp_tape *t, const struct layer *w, esp_val u)
+static esp_val record_mlp(struct esp_tape *t, const struct layer *w, uint32_t layer, esp_val u)
 {
     esp_val gate = t_linear(t, u, w->gate);
     esp_val up = t_linear(t, u, w->up);
+    esp_val h = t_swiglu(t, gate, up);
 
-    return t_linear(t, t_swiglu(t, gate, up), w->down);
+    t_name(t, h, "down_in.", layer, "");
+    return t_linear(t, h, w->down);
+}
+
+struct place {    /* of a layer */
+    uint32_t i;   /* in the model; names its values */
+    uint32_t nth; /* among the layers of its kind: where its state lies */
+    bool full;
+};
+
+/* One layer on the residual stream x. */
+static esp_val record_layer(struct esp_tape *t, const struct model *m, const struct layer *w, struct place at,
+                            esp_val x)
+{
+    float eps = (float)m->c->rms_eps;
+    esp_val u = t_rmsnorm(t, x, w->norm_in, eps);
+
+    x = t_add(t, x,
+              at.full ? record_attention(t, m, &w->attn, at.nth, u)
+                      : record_delta(t, m, &w->delta, at.nth, u));
+    t_name(t, x, "mid.", at.i, "");
+    u = t_rmsnorm(t, x, w->norm_mlp, eps);
+    return t_add(t, x, record_mlp(t, w, at.i, u));
 }
 
 static void record(struct esp_tape *t, const struct model *m)
@@ -165,19 +219,34 @@ static void record(struct esp_tape *t, const struct model *m)
 
     t_name(t, x, "hidden.", 0, "");
     for (uint32_t i = 0; i < c->n_layer; i++) {
-        const struct layer *w = &m->layers[i];
-        esp_val u = t_rmsnorm(t, x, w->norm_in, eps);
-        esp_val mix = c->is_full[i] ? record_attention(t, m, &w->attn, n_attn++, u)
-                                    : record_delta(t, m, &w->delta, n_delta++, u);
+        bool full = c->is_full[i];
 
-        x = t_add(t, x, mix);
-        u = t_rmsnorm(t, x, w->norm_mlp, eps);
-        x = t_add(t, x, record_mlp(t, w, u));
+        x = record_layer(t, m, &m->layers[i], (struct place){i, full ? n_attn++ : n_delta++, full}, x);
         t_name(t, x, "hidden.", i + 1, ""); /* before the final norm, for the last layer too */
     }
-    x = t_rmsnorm(t, t_gather(t, x), m->norm, eps);
+    x = t_rmsnorm(t, x, m->norm, eps);
     t_name(t, x, "final.", c->n_layer, "");
-    t_logits(t, x, m->head);
+    t_hidden(t, x);
+    t_logits(t, t_gather(t, x), m->head);
+}
+
+/*
+ * The draft layer at position i: token i + 1 and the trunk's hidden state at i after its final norm predict
+ * token i + 2. What it offers as hidden rows is its own output after mtp.norm: the input of the next draft in
+ * a chain.
+ */
+static void record_mtp(struct esp_tape *t, const struct model *m, uint32_t layer)
+{
+    const struct mtp *w = &m->mtp;
+    float eps = (float)m->c->rms_eps;
+    esp_val e = t_rmsnorm(t, t_embed(t, m->embed), w->norm_embed, eps);
+    esp_val h = t_rmsnorm(t, t_input(t, m->c->hidden), w->norm_hidden, eps);
+    esp_val x = t_linear(t, t_concat(t, e, h), w->fc);
+
+    x = record_layer(t, m, &w->layer, (struct place){m->c->n_layer, layer, true}, x);
+    x = t_rmsnorm(t, x, w->norm, eps);
+    t_hidden(t, x);
+    t_logits(t, t_gather(t, x), m->head);
 }
 
 static esp_status load(struct esp_net *net, const struct esp_source *src, esp_error *err)
@@ -186,7 +255,8 @@ static esp_status load(struct esp_net *net, const struct esp_source *src, esp_er
     struct model m = {.net = net, .c = c};
 
     if (c->conv_kernel != ESP_CONV_TAPS)
-        return esp_fail(err, ESP_EUNSUPPORTED, "linear_conv_kernel_dim %u, %d is supported", c->conv_kernel, ESP_CONV_TAPS);
+        return esp_fail(err, ESP_EUNSUPPORTED, "linear_conv_kernel_dim %u, %d is supported", c->conv_kernel,
+                        ESP_CONV_TAPS);
     net->layout = (struct esp_layout){
         .n_attn = c->n_full,
         .n_delta = c->n_layer - c->n_full,
@@ -203,6 +273,11 @@ static esp_status load(struct esp_net *net, const struct esp_source *src, esp_er
         return esp_fail(err, ESP_ENOMEM, "model: out of memory");
     ESP_TRY(bind_model(&m, src, err));
     record(&net->tape, &m);
+    if (m.mtp.fc) {
+        net->mtp.rope = net->tape.rope;
+        net->mtp_layer = c->n_full;
+        record_mtp(&net->mtp, &m, net->mtp_layer);
+    }
     return ESP_OK;
 }
 

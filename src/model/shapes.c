@@ -9,7 +9,6 @@
 #include <stdio.h>
 #include <string.h>
 
-
 struct shape {
     const char *name;
     uint32_t hidden, n_layer, ffn, n_head, n_kv_head, lin_v_head;
@@ -17,8 +16,8 @@ struct shape {
 };
 
 static const struct shape shapes[] = {
-    {"qwen3.5-0.8b", 1024, 24, 3584, 8, 2, 16, true},  {"qwen3.5-2b", 2048, 24, 6144, 8, 2, 16, true},
-    {"qwen3.5-4b", 2560, 32, 9216, 16, 4, 32, true},   {"qwen3.5-9b", 4096, 32, 12288, 16, 4, 32, false},
+    {"qwen3.5-0.8b", 1024, 24, 3584, 8, 2, 16, true},   {"qwen3.5-2b", 2048, 24, 6144, 8, 2, 16, true},
+    {"qwen3.5-4b", 2560, 32, 9216, 16, 4, 32, true},    {"qwen3.5-9b", 4096, 32, 12288, 16, 4, 32, false},
     {"qwen3.5-27b", 5120, 64, 17408, 24, 4, 48, false},
 };
 enum { N_SHAPES = sizeof shapes / sizeof shapes[0] };
@@ -45,8 +44,8 @@ static void fill(struct esp_config *c, const struct shape *s)
     c->max_position = 262144;
     for (uint32_t i = 0; i < s->n_layer; i++)
         c->n_full += c->is_full[i] = i % 4 == 3;
-    c->rope = (struct esp_config_rope){.type = ESP_ROPE_DEFAULT, .theta = 1e7, .partial = 0.25, .rotary_dims = 64,
-                                       .section = {11, 11, 10}};
+    c->rope = (struct esp_config_rope){
+        .type = ESP_ROPE_DEFAULT, .theta = 1e7, .partial = 0.25, .rotary_dims = 64, .section = {11, 11, 10}};
     c->eos[0] = 248046;
     c->eos[1] = 248044;
     c->n_eos = 2;

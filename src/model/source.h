@@ -1,6 +1,6 @@
 /*
- * Where a model's weights come from: a checkpoint folder, or random numbers for benchmarks. A model file asks by part
- * and module path and gets matrices as they are stored and vectors as f32.
+ * Where a model's weights come from: a checkpoint folder, or random numbers for benchmarks. A model file asks
+ * by part and module path and gets matrices as they are stored and vectors as f32.
  *
  * SPDX-License-Identifier: MIT
  */
@@ -14,20 +14,29 @@
 
 struct esp_source {
     void *ctx;
-    bool norms_shifted; /* stored norm weights include the +1 */
-    bool tied;          /* the head is the embedding */
-    /* Matrix of `module` ("layers.3.mlp.up_proj"): any format, exactly [n_out][n_in]. Memory stays with the source. */
+    bool norms_shifted;     /* stored norm weights of the trunk include the +1 */
+    bool mtp_norms_shifted; /* those of the MTP layer do */
+    bool has_mtp;
+    bool tied; /* the head is the embedding */
+    /* Matrix of `module` ("layers.3.mlp.up_proj"): any format, exactly [n_out][n_in]. Memory stays with the
+     * source. */
     esp_status (*matrix)(void *ctx, enum esp_part part, const char *module, uint32_t n_out, uint32_t n_in,
                          struct esp_weight *out, esp_error *err);
     /* Exactly n values of tensor `name` ("norm.weight"), whatever its shape, as f32 in stored order. */
-    esp_status (*vector)(void *ctx, enum esp_part part, const char *name, uint32_t n, float *out, esp_error *err);
+    esp_status (*vector)(void *ctx, enum esp_part part, const char *name, uint32_t n, float *out,
+                         esp_error *err);
     void (*close)(struct esp_source *s); /* frees ctx and s */
 };
 
 /* Over an open checkpoint, which must outlive the source. */
 esp_status esp_source_checkpoint(struct esp_source **out, struct esp_checkpoint *c, esp_error *err);
-/* Random weights of one format in memory; affine formats use groups of `group`, bf16 scales. */
+enum esp_random_kind { ESP_RANDOM_WEIGHTS, ESP_RANDOM_SHAPES };
+/*
+ * Random weights of one format in memory; affine formats use groups of `group`, bf16 scales;
+ * trellis formats lie along axis 1. SHAPES: matrices
+ * have their sizes but no bytes, for plans.
+ */
 esp_status esp_source_random(struct esp_source **out, enum esp_format_id format, uint32_t group, bool tied,
-                             uint64_t seed, esp_error *err);
+                             enum esp_random_kind kind, uint64_t seed, esp_error *err);
 
 #endif

@@ -1,6 +1,6 @@
 /*
- * Random weights for benchmarks: bytes that look like a trained model's (bf16 values around 0.02, uniform affine codes),
- * made in memory at a few GB/s by a 64-bit mixing counter. The same seed gives the same model.
+ * Random weights for benchmarks: bytes that look like a trained model's (bf16 values around 0.02, uniform
+ * affine codes), made in memory at a few GB/s by a 64-bit mixing counter. The same seed gives the same model.
  *
  * SPDX-License-Identifier: MIT
  */
@@ -11,12 +11,14 @@
 
 #include "base/map.h"
 #include "base/mem.h"
+#include "formats/trellis.h"
 
 enum { MAX_BLOCKS = 8192 };
 
 struct ctx {
     enum esp_format_id format;
     uint32_t group;
+    enum esp_random_kind kind;
     uint64_t counter;
     struct esp_map blocks[MAX_BLOCKS];
     uint32_t n_block;
@@ -92,22 +94,48 @@ static void fill_affine(struct ctx *c, struct esp_weight *w, uint8_t *scales, ui
     }
 }
 
+/* One f16 scale an output, around 0.023 as the other formats; any codes have values of deviation 1. */
+static void fill_trellis(struct ctx *c, uint8_t *scales, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        uint16_t s = esp_f32_to_f16(0.015f + 0.016f * (float)(next(&c->counter) >> 40) * 0x1p-24f);
+
+        memcpy(scales + i * 2, &s, 2);
+    }
+}
+
+/* Formats of integer codes leave a few matrices plain: small gates, and inputs that are no whole blocks. */
+static bool plain(enum esp_format_id f, uint32_t n_out, uint32_t n_in)
+{
+    return esp_format_get(f)->integer && (n_out < 64 || (esp_is_trellis(f) && n_in % ESP_TRELLIS_BLOCK));
+}
+
 static esp_status matrix(void *ctx, enum esp_part part, const char *module, uint32_t n_out, uint32_t n_in,
                          struct esp_weight *out, esp_error *err)
 {
     struct ctx *c = ctx;
-    struct esp_weight w = {.format = c->format, .n_out = n_out, .n_in = n_in, .scale_type = ESP_SCALE_BF16};
+    const bool trellis = esp_is_trellis(c->format);
+    struct esp_weight w = {.format = c->format,
+                           .n_out = n_out,
+                           .n_in = n_in,
+                           .axis = trellis,
+                           .scale_type = trellis ? ESP_SCALE_F16 : ESP_SCALE_BF16};
     const struct esp_format *f = esp_format_get(c->format);
     uint8_t *p;
     size_t codes, scales;
 
     (void)part;
-    if (f->grouped && n_out < 64) { /* gate projections stay exact, as converters leave them */
+    if (plain(c->format, n_out, n_in)) { /* gate projections stay exact, as converters leave them */
         w.format = ESP_FORMAT_BF16;
+        w.axis = 0;
         f = esp_format_get(ESP_FORMAT_BF16);
     }
     w.group = f->grouped ? c->group : 0;
     ESP_TRY(esp_weight_layout(&w, module, err));
+    if (c->kind == ESP_RANDOM_SHAPES) {
+        *out = w;
+        return ESP_OK;
+    }
     codes = w.row_bytes * n_out;
     scales = w.scale_row_bytes * n_out;
     ESP_TRY(take(c, codes + 2 * scales, &p, err));
@@ -117,6 +145,10 @@ static esp_status matrix(void *ctx, enum esp_part part, const char *module, uint
         w.biases = p + codes + scales;
         fill_bytes(c, p, codes);
         fill_affine(c, &w, p + codes, p + codes + scales, f->bits);
+    } else if (esp_is_trellis(w.format)) {
+        w.scales = p + codes;
+        fill_bytes(c, p, codes);
+        fill_trellis(c, p + codes, n_out);
     } else if (w.format == ESP_FORMAT_BF16) {
         fill_bf16(c, p, (size_t)n_out * n_in);
     } else if (w.format == ESP_FORMAT_F16) {
@@ -128,7 +160,8 @@ static esp_status matrix(void *ctx, enum esp_part part, const char *module, uint
     return ESP_OK;
 }
 
-static esp_status vector(void *ctx, enum esp_part part, const char *name, uint32_t n, float *out, esp_error *err)
+static esp_status vector(void *ctx, enum esp_part part, const char *name, uint32_t n, float *out,
+                         esp_error *err)
 {
     struct ctx *c = ctx;
 
@@ -151,7 +184,7 @@ static void close_source(struct esp_source *s)
 }
 
 esp_status esp_source_random(struct esp_source **out, enum esp_format_id format, uint32_t group, bool tied,
-                             uint64_t seed, esp_error *err)
+                             enum esp_random_kind kind, uint64_t seed, esp_error *err)
 {
     struct esp_source *s = esp_alloc(sizeof *s);
     struct ctx *c = esp_alloc(sizeof *c);
@@ -163,8 +196,13 @@ esp_status esp_source_random(struct esp_source **out, enum esp_format_id format,
     }
     c->format = format;
     c->group = group;
+    c->kind = kind;
     c->counter = seed;
-    *s = (struct esp_source){.ctx = c, .norms_shifted = false, .tied = tied, .matrix = matrix, .vector = vector,
+    *s = (struct esp_source){.ctx = c,
+                             .norms_shifted = false,
+                             .tied = tied,
+                             .matrix = matrix,
+                             .vector = vector,
                              .close = close_source};
     *out = s;
     return ESP_OK;

@@ -84,8 +84,7 @@ void esp_sample_work_destroy(struct esp_sample_work *w)
     esp_free(w);
 }
 
-/* ---- the row
- * ------------------------------------------------------------------------------------------------------ */
+/* ---- the row ---- */
 
 static float block_max(const float *x)
 {
@@ -177,8 +176,7 @@ uint32_t esp_sample_work_first(const struct esp_sample_work *w, float max)
     return id;
 }
 
-/* ---- sorting
- * ------------------------------------------------------------------------------------------------------ */
+/* ---- sorting ---- */
 
 /* Unsigned integer that orders like x; -0 and +0 are one value. x is not NaN. */
 static uint32_t ordered(float x)
@@ -250,8 +248,7 @@ static void keep_ranked(struct esp_sample_work *w, uint32_t n)
     w->n_kept = kept;
 }
 
-/* ---- filters
- * ------------------------------------------------------------------------------------------------------ */
+/* ---- filters ---- */
 
 static void sift_down(uint64_t *heap, uint32_t n, uint32_t at)
 {

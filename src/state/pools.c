@@ -1,6 +1,6 @@
 /*
- * Pools as free stacks with reference counts. Indices are handed out lowest first, so a lightly used pool touches few
- * memory pages.
+ * Pools as free stacks with reference counts. Indices are handed out lowest first, so a lightly used pool
+ * touches few memory pages.
  *
  * SPDX-License-Identifier: MIT
  */
@@ -15,10 +15,12 @@ static esp_status make_buffers(struct esp_state_pools *p, const struct esp_pool_
     size_t bytes;
 
     if (!esp_mul_size(&bytes, z->n_page, l->page_bytes))
-        return esp_fail(err, ESP_ENOFIT, "%u pages of %zu bytes are more than memory can hold", z->n_page, l->page_bytes);
+        return esp_fail(err, ESP_ENOFIT, "%u pages of %zu bytes are more than memory can hold", z->n_page,
+                        l->page_bytes);
     ESP_TRY(ops->alloc(p->dev, bytes, &p->mem.pages, err));
     if (!esp_mul_size(&bytes, z->n_slot, l->slot_bytes))
-        return esp_fail(err, ESP_ENOFIT, "%u slots of %zu bytes are more than memory can hold", z->n_slot, l->slot_bytes);
+        return esp_fail(err, ESP_ENOFIT, "%u slots of %zu bytes are more than memory can hold", z->n_slot,
+                        l->slot_bytes);
     ESP_TRY(ops->alloc(p->dev, bytes, &p->mem.slots, err));
     if (!z->n_journal || !l->n_delta)
         return ESP_OK;
@@ -33,14 +35,16 @@ static void fill_stack(uint32_t *stack, uint32_t n)
         stack[i] = n - 1 - i;
 }
 
-esp_status esp_state_pools_create(struct esp_state_pools **out, struct esp_dev *dev, const struct esp_layout *layout,
-                                  const struct esp_pool_sizes *sizes, esp_error *err)
+esp_status esp_state_pools_create(struct esp_state_pools **out, struct esp_dev *dev,
+                                  const struct esp_layout *layout, const struct esp_pool_sizes *sizes,
+                                  esp_error *err)
 {
     struct esp_state_pools *p;
     esp_status s;
 
     if (sizes->journal_rows > ESP_CHUNK)
-        return esp_fail(err, ESP_EINVAL, "journals of %u rows, at most %d are possible", sizes->journal_rows, ESP_CHUNK);
+        return esp_fail(err, ESP_EINVAL, "journals of %u rows, at most %d are possible", sizes->journal_rows,
+                        ESP_CHUNK);
     p = esp_alloc(sizeof *p);
     if (!p)
         return esp_fail(err, ESP_ENOMEM, "state pools: out of memory");
@@ -154,8 +158,8 @@ void esp_journal_release(struct esp_state_pools *p, uint32_t journal)
     p->journal_used[journal] = 0;
 }
 
-static esp_status copy_item(struct esp_state_pools *p, struct esp_buf *b, size_t size, uint32_t dst, uint32_t src,
-                            esp_error *err)
+static esp_status copy_item(struct esp_state_pools *p, struct esp_buf *b, size_t size, uint32_t dst,
+                            uint32_t src, esp_error *err)
 {
     struct esp_span d = {b, dst * size, size}, s = {b, src * size, size};
 

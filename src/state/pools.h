@@ -1,6 +1,6 @@
 /*
- * The memory of all sequences of an engine: KV pages and recurrent slots, each a fixed number with reference counts.
- * Nothing is allocated after creation. A page or slot with more than one reference is never written.
+ * The memory of all sequences of an engine: KV pages and recurrent slots, each a fixed number with reference
+ * counts. Nothing is allocated after creation. A page or slot with more than one reference is never written.
  *
  * SPDX-License-Identifier: MIT
  */
@@ -23,12 +23,14 @@ struct esp_pool_sizes {
     uint32_t n_journal, journal_rows; /* journal_rows <= ESP_CHUNK */
 };
 
-esp_status esp_state_pools_create(struct esp_state_pools **out, struct esp_dev *dev, const struct esp_layout *layout,
-                                  const struct esp_pool_sizes *sizes, esp_error *err);
+esp_status esp_state_pools_create(struct esp_state_pools **out, struct esp_dev *dev,
+                                  const struct esp_layout *layout, const struct esp_pool_sizes *sizes,
+                                  esp_error *err);
 /* All sequences must be closed. NULL is a no-op. */
 void esp_state_pools_destroy(struct esp_state_pools *p);
 
-/* Take a free page, slot or journal with one reference; ESP_ENOFIT names the pool and its size. Slots come zeroed on request. */
+/* Take a free page, slot or journal with one reference; ESP_ENOFIT names the pool and its size. Slots come
+ * zeroed on request. */
 esp_status esp_page_take(struct esp_state_pools *p, uint32_t *out, esp_error *err);
 esp_status esp_slot_take(struct esp_state_pools *p, uint32_t *out, bool zeroed, esp_error *err);
 esp_status esp_journal_take(struct esp_state_pools *p, uint32_t *out, esp_error *err);

@@ -1,6 +1,6 @@
 /*
- * Sequence state over the pools. Copy-on-write happens in begin: whatever a pass will write is owned alone before it
- * starts, so a run never fails half-way for want of memory.
+ * Sequence state over the pools. Copy-on-write happens in begin: whatever a pass will write is owned alone
+ * before it starts, so a run never fails half-way for want of memory.
  *
  * SPDX-License-Identifier: MIT
  */
@@ -9,8 +9,6 @@
 #include <string.h>
 
 #include "base/mem.h"
-
-#define NO_SLOT UINT32_MAX
 
 struct snapshot {
     uint32_t n;    /* positions */
@@ -22,7 +20,7 @@ struct esp_state {
     struct esp_state_pools *pools;
     uint32_t max_positions, max_snapshots;
     uint32_t n, base; /* committed, folded */
-    uint32_t slot;    /* NO_SLOT until the first pass */
+    uint32_t slot;    /* ESP_NO_SLOT until the first pass */
     uint32_t *pages;  /* [max_page] */
     uint32_t n_page, max_page;
     struct snapshot *snaps; /* ascending n */
@@ -54,7 +52,7 @@ esp_status esp_state_open(struct esp_state **out, struct esp_state_pools *p, uin
     s->pools = p;
     s->max_positions = max_positions;
     s->max_snapshots = max_snapshots;
-    s->slot = s->slot_next = NO_SLOT;
+    s->slot = s->slot_next = ESP_NO_SLOT;
     s->journal = ESP_NO_JOURNAL;
     s->max_page = (max_positions + ESP_SPAN - 1) / ESP_SPAN;
     s->pages = esp_alloc_array(s->max_page, sizeof *s->pages);
@@ -76,11 +74,11 @@ static void drop_pages(struct esp_state *s, uint32_t keep)
 /* Free what only the open pass held. */
 static void end_pass(struct esp_state *s)
 {
-    if (s->slot_next != NO_SLOT && s->slot_next != s->slot)
+    if (s->slot_next != ESP_NO_SLOT && s->slot_next != s->slot)
         esp_slot_release(s->pools, s->slot_next);
     if (s->journal != ESP_NO_JOURNAL)
         esp_journal_release(s->pools, s->journal);
-    s->slot_next = NO_SLOT;
+    s->slot_next = ESP_NO_SLOT;
     s->journal = ESP_NO_JOURNAL;
     s->open = false;
 }
@@ -90,9 +88,9 @@ static void reset(struct esp_state *s)
     end_pass(s);
     while (s->n_snap)
         esp_slot_release(s->pools, s->snaps[--s->n_snap].slot);
-    if (s->slot != NO_SLOT)
+    if (s->slot != ESP_NO_SLOT)
         esp_slot_release(s->pools, s->slot);
-    s->slot = NO_SLOT;
+    s->slot = ESP_NO_SLOT;
     drop_pages(s, 0);
     s->n = s->base = 0;
 }
@@ -125,7 +123,7 @@ static esp_status own_slot(struct esp_state *s, esp_error *err)
 
     if (!has_delta(s))
         return ESP_OK;
-    if (s->slot == NO_SLOT)
+    if (s->slot == ESP_NO_SLOT)
         return esp_slot_take(s->pools, &s->slot, true, err);
     if (s->pools->slot_refs[s->slot] == 1)
         return ESP_OK;
@@ -196,7 +194,8 @@ esp_status esp_state_begin(struct esp_state *s, uint32_t n_tok, enum esp_pass pa
     if (n_tok == 0)
         return esp_fail(err, ESP_EINVAL, "a pass needs at least one token");
     if (n_tok > s->max_positions - s->n)
-        return esp_fail(err, ESP_ENOFIT, "%u tokens after %u: the context holds %u", n_tok, s->n, s->max_positions);
+        return esp_fail(err, ESP_ENOFIT, "%u tokens after %u: the context holds %u", n_tok, s->n,
+                        s->max_positions);
     st = own_pages(s, n_tok, err);
     if (st == ESP_OK)
         st = own_slot(s, err);
@@ -210,9 +209,13 @@ esp_status esp_state_begin(struct esp_state *s, uint32_t n_tok, enum esp_pass pa
     s->open = true;
     s->pass = pass;
     s->pass_tok = n_tok;
-    *out = (struct esp_batch_seq){.n_tok = n_tok, .n = s->n, .base = s->base, .pages = s->pages,
-                                  .slot = has_delta(s) ? s->slot : 0, .journal = s->journal};
-    out->slot_next = s->slot_next == NO_SLOT ? out->slot : s->slot_next;
+    *out = (struct esp_batch_seq){.n_tok = n_tok,
+                                  .n = s->n,
+                                  .base = s->base,
+                                  .pages = s->pages,
+                                  .slot = has_delta(s) ? s->slot : 0,
+                                  .journal = s->journal};
+    out->slot_next = s->slot_next == ESP_NO_SLOT ? out->slot : s->slot_next;
     return ESP_OK;
 }
 
@@ -224,7 +227,8 @@ static uint32_t base_after(const struct esp_state *s, uint32_t n_tok)
     return n_tok ? (end - 1) / ESP_CHUNK * ESP_CHUNK : s->base;
 }
 
-/* The last three pre-convolution rows of [old rows, journal rows 0..n_keep) into slot `to`, for every layer. */
+/* The last three pre-convolution rows of [old rows, journal rows 0..n_keep) into slot `to`, for every layer.
+ */
 static esp_status commit_conv(struct esp_state *s, uint32_t n_keep, uint32_t to, esp_error *err)
 {
     const struct esp_pools *m = &s->pools->mem;
@@ -251,7 +255,7 @@ static esp_status commit_conv(struct esp_state *s, uint32_t n_keep, uint32_t to,
 
 static esp_status commit_journal(struct esp_state *s, uint32_t n_keep, esp_error *err)
 {
-    bool crossed = s->slot_next != NO_SLOT && s->n + n_keep > next_border(s);
+    bool crossed = s->slot_next != ESP_NO_SLOT && s->n + n_keep > next_border(s);
     esp_status st;
 
     if (!has_delta(s)) {
@@ -339,7 +343,7 @@ esp_status esp_state_rewind(struct esp_state *s, uint32_t len, uint32_t *reached
         best = s->n_snap ? &s->snaps[s->n_snap - 1] : NULL;
         *reached = best ? best->n : 0;
         esp_slot_release(s->pools, s->slot);
-        s->slot = best ? best->slot : NO_SLOT;
+        s->slot = best ? best->slot : ESP_NO_SLOT;
         s->base = best ? best->base : 0;
         if (best)
             esp_slot_share(s->pools, best->slot);
@@ -347,6 +351,44 @@ esp_status esp_state_rewind(struct esp_state *s, uint32_t len, uint32_t *reached
     s->n = *reached;
     drop_pages(s, pages_for(s, s->n));
     return ESP_OK;
+}
+
+void esp_state_peek(const struct esp_state *s, struct esp_state_view *out)
+{
+    ESP_ASSERT(!s->open);
+    *out = (struct esp_state_view){
+        .n = s->n, .base = s->base, .slot = s->slot, .pages = s->pages, .n_page = s->n_page};
+}
+
+esp_status esp_state_adopt(struct esp_state *s, const struct esp_state_view *v, esp_error *err)
+{
+    if (s->open)
+        return esp_fail(err, ESP_ESTATE, "no new content while a pass is open");
+    if (v->n > s->max_positions)
+        return esp_fail(err, ESP_ENOFIT, "a state of %u positions, the context holds %u", v->n,
+                        s->max_positions);
+    ESP_ASSERT(v->n_page == pages_for(s, v->n) && (v->slot != ESP_NO_SLOT) == (has_delta(s) && v->n > 0));
+    for (uint32_t i = 0; i < v->n_page; i++) /* share first: v may look at s itself */
+        esp_page_share(s->pools, v->pages[i]);
+    if (v->slot != ESP_NO_SLOT)
+        esp_slot_share(s->pools, v->slot);
+    reset(s);
+    memmove(s->pages, v->pages, v->n_page * sizeof *s->pages);
+    s->n_page = v->n_page;
+    s->slot = v->slot;
+    s->n = v->n;
+    s->base = v->base;
+    return ESP_OK;
+}
+
+void esp_state_need(const struct esp_state *s, uint32_t n_tok, uint32_t *pages, uint32_t *slots)
+{
+    uint32_t want = pages_for(s, s->n + n_tok);
+
+    *pages = want > s->n_page ? want - s->n_page : 0;
+    for (uint32_t i = s->n / ESP_SPAN; i < want && i < s->n_page; i++)
+        *pages += s->pools->page_refs[s->pages[i]] > 1;
+    *slots = has_delta(s) && (s->slot == ESP_NO_SLOT || s->pools->slot_refs[s->slot] > 1);
 }
 
 esp_status esp_state_fork(struct esp_state **out, const struct esp_state *s, esp_error *err)
@@ -359,7 +401,7 @@ esp_status esp_state_fork(struct esp_state **out, const struct esp_state *s, esp
     f->n = s->n;
     f->base = s->base;
     f->slot = s->slot;
-    if (f->slot != NO_SLOT)
+    if (f->slot != ESP_NO_SLOT)
         esp_slot_share(f->pools, f->slot);
     for (uint32_t i = 0; i < s->n_page; i++) {
         f->pages[i] = s->pages[i];

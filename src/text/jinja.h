@@ -25,8 +25,7 @@
 
 #include "text/template.h"
 
-/* ---- values
- * ------------------------------------------------------------------------------------------------------ */
+/* ---- values ---- */
 
 enum esp_jkind {
     ESP_JUNDEF, /* u.name: what was looked up, for messages; NULL when nobody knows */
@@ -149,8 +148,7 @@ struct esp_jmethod {
     struct esp_jv self;
 };
 
-/* ---- syntax tree
- * ------------------------------------------------------------------------------------------------- */
+/* ---- syntax tree ---- */
 
 enum esp_jnode_type {
     /* statements, linked by next */
@@ -225,8 +223,7 @@ enum esp_jop {
     ESP_JOP_NOTIN
 };
 
-/* ---- lexer
- * ------------------------------------------------------------------------------------------------------- */
+/* ---- lexer ---- */
 
 enum esp_jtoken_type {
     ESP_JT_EOF,
@@ -276,8 +273,7 @@ esp_status esp_jlex_next(struct esp_jlex *l, struct esp_jtoken *out);
 esp_status esp_jlex_fail(const struct esp_jlex *l, esp_status s, int line, const char *fmt, ...)
     __attribute__((format(printf, 4, 5)));
 
-/* ---- parser
- * ------------------------------------------------------------------------------------------------------ */
+/* ---- parser ---- */
 
 enum { ESP_JNAME_BUCKETS = 1024 };
 
@@ -303,7 +299,14 @@ struct esp_jparser {
 esp_status esp_jparse(struct esp_jnode **out, struct esp_arena *a, const char *source, size_t len,
                       const char *name, esp_error *err);
 
-/* Shared by jinja_parse.c (statements) and jinja_expr.c (expressions). */
+/* Appends to a node's list in O(1). */
+struct esp_jtail {
+    struct esp_jnode *owner;
+    struct esp_jnode *last;
+};
+void esp_jparse_append(struct esp_jtail *t, struct esp_jnode *n);
+
+/* Shared by jinja_parse.c (statements), jinja_expr.c (operators) and jinja_primary.c (values). */
 esp_status esp_jparse_next(struct esp_jparser *p);
 esp_status esp_jparse_look(struct esp_jparser *p, const struct esp_jtoken **out);
 esp_status esp_jparse_node(struct esp_jparser *p, enum esp_jnode_type type, int line, struct esp_jnode **out);
@@ -317,6 +320,8 @@ esp_status esp_jparse_expr(struct esp_jparser *p, struct esp_jnode **out);
 /* Without the inline if: what stands after {% if and in. */
 esp_status esp_jparse_or(struct esp_jparser *p, struct esp_jnode **out);
 esp_status esp_jparse_primary(struct esp_jparser *p, struct esp_jnode **out);
+/* A value with signs before and links behind it. */
+esp_status esp_jparse_unary(struct esp_jparser *p, struct esp_jnode **out);
 /* Comma-separated expressions, a tuple when there is a comma; stops before end_name too. */
 enum esp_jtuple_flags { ESP_JTUPLE_PAREN = 1, ESP_JTUPLE_NO_COND = 2, ESP_JTUPLE_TARGET = 4 };
 esp_status esp_jparse_tuple(struct esp_jparser *p, unsigned flags, const char *end_name,
@@ -324,8 +329,7 @@ esp_status esp_jparse_tuple(struct esp_jparser *p, unsigned flags, const char *e
 /* Filters "| a | b" as a chain without a head; *out is NULL when there are none. */
 esp_status esp_jparse_filters(struct esp_jparser *p, struct esp_jnode **out);
 
-/* ---- machine
- * ----------------------------------------------------------------------------------------------------- */
+/* ---- machine ---- */
 
 struct esp_jvar {
     struct esp_jvar *next;
@@ -373,6 +377,11 @@ esp_status esp_jvm_enter(struct esp_jvm *vm);
 void *esp_jvm_alloc(struct esp_jvm *vm, size_t n, size_t size);
 /* Append to the current output. */
 esp_status esp_jvm_emit(struct esp_jvm *vm, const char *p, size_t len, const uint8_t *mark, bool trusted);
+esp_status esp_jvm_set(struct esp_jvm *vm, struct esp_jscope *sc, const char *name, struct esp_jv v);
+/* From the scope outwards, then the context, then the functions; else undefined. name is interned. */
+esp_status esp_jvm_get(struct esp_jvm *vm, const struct esp_jscope *sc, const char *name, struct esp_jv *out);
+/* Forget a scope's variables. Only when no macro could hold it. */
+void esp_jvm_recycle(struct esp_jvm *vm, struct esp_jscope *sc);
 /* Run a template's statements with vm->context as variables. */
 esp_status esp_jvm_run(struct esp_jvm *vm, const struct esp_jnode *body);
 /* Call fn with its arguments sorted into parameters; what is "filter", "test", ... for messages. */
@@ -395,8 +404,7 @@ const struct esp_jbuiltin *esp_jmethod_find(const struct esp_jv *self, const cha
 const struct esp_jbuiltin *esp_jbuiltin_find(const struct esp_jbuiltin *table, size_t n, const char *name,
                                              size_t len);
 
-/* ---- operations on values (jinja_value.c, jinja_ops.c, jinja_print.c)
- * --------------------------------------------- */
+/* ---- operations on values (jinja_value.c, jinja_ops.c, jinja_print.c) ---- */
 
 static inline struct esp_jv esp_jv_none(void)
 {

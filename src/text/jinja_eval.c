@@ -8,179 +8,9 @@
  */
 #include "text/jinja.h"
 
-#include <stdarg.h>
-#include <stdio.h>
 #include <string.h>
 
-#include "base/mem.h"
-
-/* ---- services
- * ---------------------------------------------------------------------------------------------------- */
-
-esp_status esp_jvm_fail(struct esp_jvm *vm, esp_status s, const char *fmt, ...)
-{
-    char text[512];
-    va_list ap;
-
-    va_start(ap, fmt);
-    vsnprintf(text, sizeof text, fmt, ap);
-    va_end(ap);
-    vm->status = s;
-    return esp_fail(vm->err, s, "%s:%d: %s", vm->name, vm->line, text);
-}
-
-esp_status esp_jvm_charge(struct esp_jvm *vm, uint64_t n)
-{
-    vm->steps += n;
-    if (vm->steps <= vm->max_steps)
-        return ESP_OK;
-    return esp_jvm_fail(vm, ESP_ENOFIT, "the template takes more than %llu steps, the most accepted",
-                        (unsigned long long)vm->max_steps);
-}
-
-esp_status esp_jvm_enter(struct esp_jvm *vm)
-{
-    if (++vm->depth <= ESP_LIMIT_TEMPLATE_FRAMES)
-        return ESP_OK;
-    return esp_jvm_fail(vm, ESP_ENOFIT, "evaluation is nested more than %d deep, the most accepted",
-                        ESP_LIMIT_TEMPLATE_FRAMES);
-}
-
-void *esp_jvm_alloc(struct esp_jvm *vm, size_t n, size_t size)
-{
-    void *p = esp_arena_alloc_array(vm->arena, n, size);
-    size_t want;
-
-    if (p)
-        return p;
-    if (!esp_mul_size(&want, n, size) || want > ESP_LIMIT_TEMPLATE_MEMORY - esp_arena_used(vm->arena))
-        esp_jvm_fail(vm, ESP_ENOFIT, "the template's values take more than %u MiB, the most accepted",
-                     ESP_LIMIT_TEMPLATE_MEMORY >> 20);
-    else
-        esp_jvm_fail(vm, ESP_ENOMEM, "no memory for a value of %zu bytes", want);
-    return NULL;
-}
-
-static esp_status add_span(struct esp_jvm *vm, size_t start, size_t end)
-{
-    struct esp_text_spans *s = vm->spans;
-
-    if (!s)
-        return ESP_OK;
-    if (s->n > 0 && s->v[s->n - 1].end == start) {
-        s->v[s->n - 1].end = end;
-        return ESP_OK;
-    }
-    if (s->n == s->cap) {
-        size_t cap = s->cap ? s->cap * 2 : 16, bytes;
-        void *p = esp_mul_size(&bytes, cap, sizeof *s->v) ? esp_realloc(s->v, bytes) : NULL;
-
-        if (!p)
-            return esp_jvm_fail(vm, ESP_ENOMEM, "no memory for %zu spans", cap);
-        s->v = p;
-        s->cap = cap;
-    }
-    s->v[s->n++] = (struct esp_text_span){start, end};
-    return ESP_OK;
-}
-
-esp_status esp_jvm_emit(struct esp_jvm *vm, const char *p, size_t len, const uint8_t *mark, bool trusted)
-{
-    size_t at = vm->out->len;
-
-    if (len == 0)
-        return ESP_OK;
-    if (vm->capture)
-        return esp_jbuf_add(vm, vm->capture, p, len, mark, trusted);
-    ESP_TRY(esp_jvm_charge(vm, len / 256));
-    if (len > vm->max_output || vm->out->len > vm->max_output - len || len > vm->out->max - vm->out->len)
-        return esp_jvm_fail(vm, ESP_ENOFIT,
-                            "the output would become longer than %zu bytes, the most accepted",
-                            vm->max_output < vm->out->max ? vm->max_output : vm->out->max);
-    if (!esp_strbuf_add(vm->out, p, len))
-        return esp_jvm_fail(vm, ESP_ENOMEM, "no memory for %zu bytes of output", len);
-    if (!mark)
-        return trusted ? add_span(vm, at, at + len) : ESP_OK;
-    for (size_t i = 0, end; i < len; i = end) {
-        for (end = i + 1; end < len && mark[end] == mark[i];)
-            end++;
-        if (mark[i])
-            ESP_TRY(add_span(vm, at + i, at + end));
-    }
-    return ESP_OK;
-}
-
-/* ---- variables
- * --------------------------------------------------------------------------------------------------- */
-
-static esp_status set_var(struct esp_jvm *vm, struct esp_jscope *sc, const char *name, struct esp_jv v)
-{
-    struct esp_jvar *var;
-
-    for (var = sc->vars; var; var = var->next) {
-        ESP_TRY(esp_jvm_charge(vm, 1));
-        if (var->name == name) {
-            var->v = v;
-            return ESP_OK;
-        }
-    }
-    var = vm->free_vars;
-    if (var)
-        vm->free_vars = var->next;
-    else
-        var = esp_jvm_alloc(vm, 1, sizeof *var);
-    if (!var)
-        return vm->status;
-    var->name = name;
-    var->v = v;
-    var->next = sc->vars;
-    sc->vars = var;
-    return ESP_OK;
-}
-
-static esp_status get_var(struct esp_jvm *vm, const struct esp_jscope *sc, const char *name,
-                          struct esp_jv *out)
-{
-    size_t at;
-
-    for (; sc; sc = sc->parent) {
-        for (const struct esp_jvar *var = sc->vars; var; var = var->next) {
-            ESP_TRY(esp_jvm_charge(vm, 1));
-            if (var->name == name) {
-                *out = var->v;
-                return ESP_OK;
-            }
-        }
-    }
-    ESP_TRY(esp_jdict_find_name(vm, vm->context, name, strlen(name), &at));
-    if (at < vm->context->n) {
-        *out = vm->context->val[at];
-        return ESP_OK;
-    }
-    *out = esp_jv_undef(name);
-    out->u.fn = esp_jfunction_find(name, vm);
-    if (out->u.fn)
-        out->kind = ESP_JFUNCTION;
-    else
-        out->u.name = name;
-    return ESP_OK;
-}
-
-/* Forget the variables of one round, so that long loops do not grow. Only when no macro could hold the scope.
- */
-static void recycle(struct esp_jvm *vm, struct esp_jscope *sc)
-{
-    while (sc->vars) {
-        struct esp_jvar *next = sc->vars->next;
-
-        sc->vars->next = vm->free_vars;
-        vm->free_vars = sc->vars;
-        sc->vars = next;
-    }
-}
-
-/* ---- expressions
- * ------------------------------------------------------------------------------------------------- */
+/* ---- expressions ---- */
 
 static esp_status eval(struct esp_jvm *vm, struct esp_jscope *sc, const struct esp_jnode *n,
                        struct esp_jv *out);
@@ -237,9 +67,9 @@ static esp_status macro_rest(struct esp_jvm *vm, const struct esp_jmacro *m, con
         ESP_TRY(esp_jdict_set(vm, named.u.d, key, args->kw[i].v));
     }
     if (m->node->a)
-        ESP_TRY(set_var(vm, sc, m->node->a->name, rest));
+        ESP_TRY(esp_jvm_set(vm, sc, m->node->a->name, rest));
     if (m->node->b)
-        ESP_TRY(set_var(vm, sc, m->node->b->name, named));
+        ESP_TRY(esp_jvm_set(vm, sc, m->node->b->name, named));
     return ESP_OK;
 }
 
@@ -267,7 +97,7 @@ static esp_status bind_params(struct esp_jvm *vm, const struct esp_jmacro *m, co
         }
         if (!given && p->a)
             ESP_TRY(eval(vm, sc, p->a, &v));
-        ESP_TRY(set_var(vm, sc, p->name, v));
+        ESP_TRY(esp_jvm_set(vm, sc, p->name, v));
     }
     return macro_rest(vm, m, args, used, sc);
 }
@@ -546,7 +376,7 @@ static esp_status eval(struct esp_jvm *vm, struct esp_jscope *sc, const struct e
         return ESP_OK;
     }
     if (n->type == ESP_JN_NAME)
-        return get_var(vm, sc, n->name, out);
+        return esp_jvm_get(vm, sc, n->name, out);
     ESP_TRY(esp_jvm_enter(vm));
     ESP_TRY(eval_node(vm, sc, n, &v));
     vm->depth--;
@@ -554,8 +384,7 @@ static esp_status eval(struct esp_jvm *vm, struct esp_jscope *sc, const struct e
     return ESP_OK;
 }
 
-/* ---- statements
- * -------------------------------------------------------------------------------------------------- */
+/* ---- statements ---- */
 
 enum { FLOW_BREAK = 1, FLOW_CONTINUE };
 
@@ -567,9 +396,9 @@ static esp_status assign(struct esp_jvm *vm, struct esp_jscope *sc, const struct
     size_t n;
 
     if (t->type == ESP_JN_NAME)
-        return set_var(vm, sc, t->name, *v);
+        return esp_jvm_set(vm, sc, t->name, *v);
     if (t->type == ESP_JN_NSNAME) {
-        ESP_TRY(get_var(vm, sc, t->name, &ns));
+        ESP_TRY(esp_jvm_get(vm, sc, t->name, &ns));
         if (ns.kind != ESP_JNAMESPACE)
             return esp_jvm_fail(vm, ESP_EINVAL, "attributes can only be set on a namespace, \"%s\" is %s",
                                 t->name, esp_jv_type(&ns));
@@ -580,7 +409,7 @@ static esp_status assign(struct esp_jvm *vm, struct esp_jscope *sc, const struct
     if (n != t->n)
         return esp_jvm_fail(vm, ESP_EINVAL, "%zu values cannot be unpacked into %u names", n, t->n);
     for (const struct esp_jnode *i = t->list; i; i = i->next)
-        ESP_TRY(set_var(vm, sc, i->name, *items++));
+        ESP_TRY(esp_jvm_set(vm, sc, i->name, *items++));
     return ESP_OK;
 }
 
@@ -604,7 +433,7 @@ static esp_status loop_items(struct esp_jvm *vm, struct esp_jscope *sc, const st
         }
         ESP_TRY(esp_jlist_add(vm, kept.u.l, (*items)[i]));
     }
-    recycle(vm, &inner);
+    esp_jvm_recycle(vm, &inner);
     *items = kept.u.l->v;
     *n_items = kept.u.l->n;
     return ESP_OK;
@@ -615,19 +444,18 @@ static esp_status exec_for(struct esp_jvm *vm, struct esp_jscope *sc, const stru
     struct esp_jloop *loop = esp_jvm_alloc(vm, 1, sizeof *loop);
     struct esp_jscope *inner = esp_jvm_alloc(vm, 1, sizeof *inner);
     struct esp_jv self = {ESP_JLOOP, {.loop = loop}};
+    bool finished = false;
 
     if (!loop || !inner)
         return vm->status;
     ESP_TRY(loop_items(vm, sc, n, &loop->v, &loop->n));
-    if (loop->n == 0)
-        return n->other ? exec(vm, sc, n->other, flow) : ESP_OK;
     loop->depth = ++vm->loop_depth;
     inner->parent = sc;
     for (size_t i = 0; i < loop->n; i++) {
         int inside = 0;
 
         loop->i = i;
-        ESP_TRY(set_var(vm, inner, n->name, self));
+        ESP_TRY(esp_jvm_set(vm, inner, n->name, self));
         ESP_TRY(assign(vm, inner, n->a, &loop->v[i]));
         ESP_TRY(exec(vm, inner, n->list, &inside));
         if (n->flag) {
@@ -636,13 +464,15 @@ static esp_status exec_for(struct esp_jvm *vm, struct esp_jscope *sc, const stru
                 return vm->status;
             inner->parent = sc;
         } else {
-            recycle(vm, inner);
+            esp_jvm_recycle(vm, inner);
         }
+        finished |= inside == 0;
         if (inside == FLOW_BREAK)
             break;
     }
     vm->loop_depth--;
-    return ESP_OK;
+    /* as Jinja2 has it: else runs unless some round came to its end, so also after a break in the first */
+    return n->other && !finished ? exec(vm, sc, n->other, flow) : ESP_OK;
 }
 
 static esp_status exec_if(struct esp_jvm *vm, struct esp_jscope *sc, const struct esp_jnode *n, int *flow)
@@ -699,7 +529,7 @@ static esp_status exec_macro(struct esp_jvm *vm, struct esp_jscope *sc, const st
         return vm->status;
     m->node = n;
     m->scope = sc;
-    return set_var(vm, sc, n->name, v);
+    return esp_jvm_set(vm, sc, n->name, v);
 }
 
 static esp_status exec_scope(struct esp_jvm *vm, struct esp_jscope *sc, const struct esp_jnode *n, int *flow)

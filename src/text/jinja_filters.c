@@ -117,13 +117,42 @@ static esp_status attr(struct esp_jvm *vm, const struct esp_jcall *c, struct esp
     return esp_jv_attr(vm, &c->self, z, strlen(z), out);
 }
 
+static bool is_digit(char c)
+{
+    return c >= '0' && c <= '9';
+}
+
+/* Write the number s[0..len) as JSON has it (0.5 for ".5", 5.0 for "5.", no leading zeros); its length, 0 if
+ * it is none. */
+static size_t json_number(const char *s, size_t len, bool real, char *out, size_t cap)
+{
+    bool digits = false;
+    size_t n = 0;
+
+    while (len > 1 && s[0] == '0' && is_digit(s[1])) {
+        s++;
+        len--;
+    }
+    for (size_t i = 0; i < len; i++) {
+        if (n + 3 >= cap || !(is_digit(s[i]) || (real && memchr(".eE+-", s[i], 5))))
+            return 0;
+        if (s[i] == '.' && !digits)
+            out[n++] = '0';
+        digits |= is_digit(s[i]);
+        out[n++] = s[i];
+        if (s[i] == '.' && (i + 1 == len || !is_digit(s[i + 1])))
+            out[n++] = '0';
+    }
+    return digits ? n : 0;
+}
+
 /* A number at the whole of s (spaces around allowed), read by the JSON reader so that no locale interferes.
  */
 static bool parse_number(const struct esp_jstr *s, bool real, struct esp_jv *out)
 {
-    size_t from = 0, to = s->len, n = 0, k;
-    bool minus, dot = false, digits = false;
-    char text[128];
+    size_t from = 0, to = s->len, n, k;
+    char text[128] = "-";
+    bool minus;
     json_t *j;
 
     while ((k = esp_jspace_at(s->p + from, to - from)) > 0)
@@ -131,28 +160,9 @@ static bool parse_number(const struct esp_jstr *s, bool real, struct esp_jv *out
     while ((k = esp_jspace_before(s->p + from, to - from)) > 0)
         to -= k;
     minus = from < to && s->p[from] == '-';
-    if (from < to && (s->p[from] == '-' || s->p[from] == '+'))
-        from++;
-    if (minus)
-        text[n++] = '-';
-    while (to - from > 1 && s->p[from] == '0' && s->p[from + 1] >= '0' && s->p[from + 1] <= '9')
-        from++;
-    for (size_t i = from; i < to; i++) {
-        char ch = s->p[i];
-        bool digit = ch >= '0' && ch <= '9';
-
-        if (n + 3 >= sizeof text ||
-            !(digit || (real && (ch == '.' || ch == 'e' || ch == 'E' || ch == '+' || ch == '-'))))
-            return false;
-        if (ch == '.' && !digits)
-            text[n++] = '0'; /* ".5" */
-        digits |= digit;
-        dot |= ch == '.';
-        text[n++] = ch;
-        if (ch == '.' && (i + 1 == to || s->p[i + 1] < '0' || s->p[i + 1] > '9'))
-            text[n++] = '0'; /* "5." */
-    }
-    j = digits ? json_loadb(text, n, JSON_DECODE_ANY, NULL) : NULL;
+    from += from < to && (s->p[from] == '-' || s->p[from] == '+');
+    n = json_number(s->p + from, to - from, real, text + minus, sizeof text - 1);
+    j = n ? json_loadb(text, n + minus, JSON_DECODE_ANY, NULL) : NULL;
     if (!j)
         return false;
     *out =
@@ -225,55 +235,72 @@ static esp_status absolute(struct esp_jvm *vm, const struct esp_jcall *c, struct
     return ESP_OK;
 }
 
-/* common: half to even as Python's round(); ceil, floor. The result is a float, but an int stays one for
- * common. */
-static esp_status round_to(struct esp_jvm *vm, const struct esp_jcall *c, struct esp_jv *out)
-{
-    int64_t digits = 0, i;
-    double f, scale;
-    bool up = false, down = false;
+enum round_method { ROUND_COMMON, ROUND_CEIL, ROUND_FLOOR };
 
-    if (c->given[0] && !esp_jv_integer(&c->arg[0], &digits))
+static esp_status round_args(struct esp_jvm *vm, const struct esp_jcall *c, int64_t *digits,
+                             enum round_method *how)
+{
+    const struct esp_jstr *m = c->given[1] && c->arg[1].kind == ESP_JSTR ? c->arg[1].u.s : NULL;
+
+    *digits = 0;
+    *how = m && esp_jstr_is(m, "ceil")    ? ROUND_CEIL
+           : m && esp_jstr_is(m, "floor") ? ROUND_FLOOR
+                                          : ROUND_COMMON;
+    if (c->given[0] && !esp_jv_integer(&c->arg[0], digits))
         return esp_jvm_fail(vm, ESP_EINVAL, "round: the precision is an integer, not %s",
                             esp_jv_type(&c->arg[0]));
-    if (c->given[1]) {
-        up = c->arg[1].kind == ESP_JSTR && esp_jstr_is(c->arg[1].u.s, "ceil");
-        down = c->arg[1].kind == ESP_JSTR && esp_jstr_is(c->arg[1].u.s, "floor");
-        if (!up && !down && (c->arg[1].kind != ESP_JSTR || !esp_jstr_is(c->arg[1].u.s, "common")))
-            return esp_jvm_fail(vm, ESP_EINVAL, "round: the method is common, ceil or floor");
-    }
+    if (*digits > 300 || *digits < -300)
+        return esp_jvm_fail(vm, ESP_EINVAL, "round: the precision lies in -300..300");
+    if (c->given[1] && *how == ROUND_COMMON && !(m && esp_jstr_is(m, "common")))
+        return esp_jvm_fail(vm, ESP_EINVAL, "round: the method is common, ceil or floor");
+    return ESP_OK;
+}
+
+/* Half to even of the exact decimal value, as Python's round(). */
+static double round_decimal(double f, int digits)
+{
+    double scale = pow(10, digits);
+    struct esp_strbuf text;
+    struct esp_jstr s;
+    struct esp_jv v;
+
+    if (digits <= 0)
+        return rint(f * scale) / scale;
+    if (!isfinite(f) || fabs(f) >= 1e15)
+        return f;
+    esp_strbuf_init(&text, 1024);
+    esp_strbuf_printf(&text, "%.*f", digits, f);
+    for (size_t k = 0; k < text.len; k++)
+        if (text.data[k] == ',')
+            text.data[k] = '.'; /* a locale's decimal point */
+    s = (struct esp_jstr){.p = esp_strbuf_str(&text), .len = text.len};
+    if (parse_number(&s, true, &v))
+        f = v.u.f;
+    esp_strbuf_free(&text);
+    return f;
+}
+
+/* The result is a float, but an int stays one with the common method. */
+static esp_status round_to(struct esp_jvm *vm, const struct esp_jcall *c, struct esp_jv *out)
+{
+    enum round_method how = ROUND_COMMON;
+    int64_t digits = 0, i;
+    double f, scale;
+
+    ESP_TRY(round_args(vm, c, &digits, &how));
     if (!esp_jv_number(&c->self, &f))
         return esp_jvm_fail(vm, ESP_EINVAL, "round needs a number, not %s", esp_jv_type(&c->self));
-    if (digits > 300 || digits < -300)
-        return esp_jvm_fail(vm, ESP_EINVAL, "round: the precision lies in -300..300");
-    if (!up && !down && digits >= 0 && esp_jv_integer(&c->self, &i)) {
-        *out = esp_jv_int(i);
+    if (how != ROUND_COMMON) {
+        scale = pow(10, (double)digits);
+        *out = esp_jv_float((how == ROUND_CEIL ? ceil(f * scale) : floor(f * scale)) / scale);
         return ESP_OK;
     }
-    scale = pow(10, (double)digits);
-    if (up || down) {
-        f = (up ? ceil(f * scale) : floor(f * scale)) / scale;
-    } else if (digits > 0 && isfinite(f) && fabs(f) < 1e15) { /* decimal rounding of the exact value */
-        struct esp_jv v;
-        struct esp_jstr s;
-        struct esp_strbuf text;
-
-        esp_strbuf_init(&text, 1024);
-        esp_strbuf_printf(&text, "%.*f", (int)digits, f);
-        for (size_t k = 0; k < text.len; k++)
-            if (text.data[k] == ',')
-                text.data[k] = '.'; /* a locale's decimal point */
-        s = (struct esp_jstr){.p = esp_strbuf_str(&text), .len = text.len};
-        if (parse_number(&s, true, &v))
-            f = v.u.f;
-        esp_strbuf_free(&text);
-    } else if (digits <= 0) {
-        f = rint(f * scale) / scale;
+    if (!esp_jv_integer(&c->self, &i)) {
+        *out = esp_jv_float(round_decimal(f, (int)digits));
+        return ESP_OK;
     }
-    if (!up && !down && esp_jv_integer(&c->self, &i) && in_int64(f))
-        *out = esp_jv_int((int64_t)f);
-    else
-        *out = esp_jv_float(f);
+    f = digits < 0 ? round_decimal(f, (int)digits) : 0;
+    *out = esp_jv_int(digits < 0 && in_int64(f) ? (int64_t)f : i);
     return ESP_OK;
 }
 

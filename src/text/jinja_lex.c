@@ -253,29 +253,24 @@ static bool is_digit(char c)
     return c >= '0' && c <= '9';
 }
 
-/* Length of the name character at `at`, or 0. */
+static bool is_ascii_word(uint32_t c)
+{
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_';
+}
+
+/* Length of the name character at `at`, or 0: letters, digits and other numbers of any script, underscore. */
 static size_t name_char(const struct esp_jlex *l, size_t at)
 {
+    static const uint32_t word = 1u << UTF8PROC_CATEGORY_LU | 1u << UTF8PROC_CATEGORY_LL |
+                                 1u << UTF8PROC_CATEGORY_LT | 1u << UTF8PROC_CATEGORY_LM |
+                                 1u << UTF8PROC_CATEGORY_LO | 1u << UTF8PROC_CATEGORY_ND |
+                                 1u << UTF8PROC_CATEGORY_NL | 1u << UTF8PROC_CATEGORY_NO;
     uint32_t cp;
     size_t n = esp_utf8_decode(l->s + at, l->len - at, &cp);
 
-    if (n == 0)
-        return 0;
-    if (n == 1)
-        return (cp >= 'a' && cp <= 'z') || (cp >= 'A' && cp <= 'Z') || (cp >= '0' && cp <= '9') || cp == '_';
-    switch (utf8proc_category((utf8proc_int32_t)cp)) {
-    case UTF8PROC_CATEGORY_LU:
-    case UTF8PROC_CATEGORY_LL:
-    case UTF8PROC_CATEGORY_LT:
-    case UTF8PROC_CATEGORY_LM:
-    case UTF8PROC_CATEGORY_LO:
-    case UTF8PROC_CATEGORY_ND:
-    case UTF8PROC_CATEGORY_NL:
-    case UTF8PROC_CATEGORY_NO:
-        return n;
-    default:
-        return 0;
-    }
+    if (n <= 1)
+        return n == 1 && is_ascii_word(cp);
+    return (word >> utf8proc_category((utf8proc_int32_t)cp)) & 1 ? n : 0;
 }
 
 /* Behind the run of digits (and single underscores between them) at `at`. */
@@ -327,27 +322,44 @@ static int digit_value(char c)
                                   : 99;
 }
 
+/* Behind the float at l->pos whose first digits end at `end`, or 0 when there is none. */
+static size_t float_end(const struct esp_jlex *l, size_t end)
+{
+    size_t e = skip_exponent(l, end);
+
+    if (end + 1 < l->len && l->s[end] == '.' && is_digit(l->s[end + 1]) &&
+        (l->pos == 0 || l->s[l->pos - 1] != '.'))
+        return skip_exponent(l, skip_digits(l, end + 1));
+    return e != end ? e : 0;
+}
+
+/* 16, 8 or 2 when 0x, 0o or 0b stands at l->pos, else 10. */
+static int base_at(const struct esp_jlex *l)
+{
+    char c = l->s[l->pos] == '0' && l->pos + 1 < l->len ? (char)(l->s[l->pos + 1] | 0x20) : 0;
+
+    return c == 'x' ? 16 : c == 'o' ? 8 : c == 'b' ? 2 : 10;
+}
+
+static bool add_digit(int64_t *v, int base, char c)
+{
+    return c == '_' ||
+           (!__builtin_mul_overflow(*v, base, v) && !__builtin_add_overflow(*v, digit_value(c), v));
+}
+
 static esp_status next_number(struct esp_jlex *l, struct esp_jtoken *out)
 {
-    size_t at = l->pos, end = skip_digits(l, at);
-    int base = 10;
+    size_t at = l->pos, end = skip_digits(l, at), real = float_end(l, end);
+    int base = base_at(l);
     int64_t v = 0;
 
-    if (end + 1 < l->len && l->s[end] == '.' && is_digit(l->s[end + 1]) && (at == 0 || l->s[at - 1] != '.'))
-        return set_float(l, skip_exponent(l, skip_digits(l, end + 1)), out);
-    if (skip_exponent(l, end) != end)
-        return set_float(l, skip_exponent(l, end), out);
-    if (l->s[at] == '0' && at + 1 < l->len) {
-        char c = (char)(l->s[at + 1] | 0x20);
-
-        base = c == 'x' ? 16 : c == 'o' ? 8 : c == 'b' ? 2 : 10;
-        if (base != 10)
-            for (end = at += 2; end < l->len && (digit_value(l->s[end]) < base || l->s[end] == '_');)
-                end++;
-    }
+    if (real)
+        return set_float(l, real, out);
+    if (base != 10)
+        for (end = at += 2; end < l->len && (digit_value(l->s[end]) < base || l->s[end] == '_');)
+            end++;
     for (size_t i = at; i < end; i++)
-        if (l->s[i] != '_' &&
-            (__builtin_mul_overflow(v, base, &v) || __builtin_add_overflow(v, digit_value(l->s[i]), &v)))
+        if (!add_digit(&v, base, l->s[i]))
             return esp_jlex_fail(l, ESP_EFORMAT, l->line, "integer %.*s does not fit 64 bits",
                                  (int)(end - at), l->s + at);
     if (end == at || (base == 10 && v != 0 && l->s[at] == '0'))
@@ -372,32 +384,38 @@ static int64_t hex(const char *s, size_t avail, size_t n)
     return v;
 }
 
+/* The character given by number at s: x41, u0041, U00000041 or octal; *used bytes of it, 0 when it is none of
+ * these. */
+static int64_t numbered_char(const char *s, size_t avail, size_t *used)
+{
+    size_t digits = s[0] == 'x' ? 2 : s[0] == 'u' ? 4 : s[0] == 'U' ? 8 : 0;
+    int64_t cp = 0;
+
+    *used = 0;
+    if (digits) {
+        *used = 1 + digits;
+        return hex(s + 1, avail - 1, digits);
+    }
+    while (*used < 3 && *used < avail && s[*used] >= '0' && s[*used] <= '7')
+        cp = cp * 8 + (s[(*used)++] - '0');
+    return cp;
+}
+
 /* Decode the escape at s (behind the backslash) into out; returns bytes read, 0 for a bad one. */
 static size_t unescape(const char *s, size_t avail, char *out, size_t *n_out)
 {
     static const char from[] = "ntrabfv\\'\"", to[] = "\n\t\r\a\b\f\v\\'\"";
     const char *p = memchr(from, s[0], sizeof from - 1);
-    size_t digits = s[0] == 'x' ? 2 : s[0] == 'u' ? 4 : s[0] == 'U' ? 8 : 0, used = 0;
-    int64_t cp = 0;
+    size_t used;
+    int64_t cp;
 
-    *n_out = 1;
-    if (p) {
+    *n_out = s[0] != '\n'; /* a line may be continued */
+    if (p)
         out[0] = to[p - from];
+    if (p || s[0] == '\n')
         return 1;
-    }
-    if (s[0] == '\n') {
-        *n_out = 0;
-        return 1;
-    }
-    if (digits) {
-        cp = hex(s + 1, avail - 1, digits);
-        used = 1 + digits;
-    } else if (s[0] >= '0' && s[0] <= '7') {
-        while (used < 3 && used < avail && s[used] >= '0' && s[used] <= '7')
-            cp = cp * 8 + (s[used++] - '0');
-    } else if (s[0] == 'N') {
-        return 0;
-    } else { /* unknown: the backslash stays */
+    cp = numbered_char(s, avail, &used);
+    if (used == 0 && s[0] != 'N') { /* unknown: the backslash stays */
         out[0] = '\\';
         out[1] = s[0];
         *n_out = 2;
@@ -405,7 +423,7 @@ static size_t unescape(const char *s, size_t avail, char *out, size_t *n_out)
     }
     if (cp < 0 || cp > 0x10ffff || (cp >= 0xd800 && cp <= 0xdfff))
         return 0;
-    *n_out = esp_utf8_encode((uint32_t)cp, out);
+    *n_out = used ? esp_utf8_encode((uint32_t)cp, out) : 0;
     return used;
 }
 

@@ -27,41 +27,43 @@ static esp_status overflow(struct esp_jvm *vm, int op)
     return esp_jvm_fail(vm, ESP_EINVAL, "the result of %s does not fit a 64-bit integer", op_names[op]);
 }
 
+/* Python's // and %: the remainder has the divisor's sign. */
+static double float_floor(int op, double x, double y)
+{
+    double r = fmod(x, y);
+
+    if (r != 0 && (r < 0) != (y < 0))
+        r += y;
+    if (op == ESP_JOP_FLOORDIV)
+        return round((x - r) / y);
+    return r == 0 ? copysign(0.0, y) : r;
+}
+
+static esp_status float_pow(struct esp_jvm *vm, double x, double y, struct esp_jv *out)
+{
+    double r = pow(x, y);
+
+    if ((x == 0 && y < 0) || (x < 0 && y != floor(y)))
+        return esp_jvm_fail(vm, ESP_EINVAL, "the power has no real value");
+    if (isfinite(x) && isfinite(y) && !isfinite(r))
+        return esp_jvm_fail(vm, ESP_EINVAL, "the power is too large for a number");
+    *out = esp_jv_float(r);
+    return ESP_OK;
+}
+
 static esp_status float_arith(struct esp_jvm *vm, int op, double x, double y, struct esp_jv *out)
 {
-    double r;
+    bool divides = op == ESP_JOP_DIV || op == ESP_JOP_FLOORDIV || op == ESP_JOP_MOD;
 
-    if (y == 0 && (op == ESP_JOP_DIV || op == ESP_JOP_FLOORDIV || op == ESP_JOP_MOD))
+    if (op == ESP_JOP_POW)
+        return float_pow(vm, x, y, out);
+    if (y == 0 && divides)
         return esp_jvm_fail(vm, ESP_EINVAL, "division by zero");
-    switch (op) {
-    case ESP_JOP_ADD:
-        r = x + y;
-        break;
-    case ESP_JOP_SUB:
-        r = x - y;
-        break;
-    case ESP_JOP_MUL:
-        r = x * y;
-        break;
-    case ESP_JOP_DIV:
-        r = x / y;
-        break;
-    case ESP_JOP_POW:
-        if ((x == 0 && y < 0) || (x < 0 && y != floor(y)))
-            return esp_jvm_fail(vm, ESP_EINVAL, "the power has no real value");
-        r = pow(x, y);
-        break;
-    default: /* // and %: the remainder has the divisor's sign */
-        r = fmod(x, y);
-        if (r != 0 && (r < 0) != (y < 0))
-            r += y;
-        if (op == ESP_JOP_FLOORDIV)
-            r = round((x - r) / y);
-        else if (r == 0)
-            r = copysign(0.0, y);
-        break;
-    }
-    *out = esp_jv_float(r);
+    *out = esp_jv_float(op == ESP_JOP_ADD   ? x + y
+                        : op == ESP_JOP_SUB ? x - y
+                        : op == ESP_JOP_MUL ? x * y
+                        : op == ESP_JOP_DIV ? x / y
+                                            : float_floor(op, x, y));
     return ESP_OK;
 }
 
@@ -149,6 +151,34 @@ static bool repeatable(const struct esp_jv *v)
     return v->kind == ESP_JSTR || (v->kind == ESP_JLIST && v->u.l->form != ESP_JFORM_RANGE);
 }
 
+static esp_status join(struct esp_jvm *vm, const struct esp_jv *a, const struct esp_jv *b, struct esp_jv *out)
+{
+    if (a->kind != b->kind || !repeatable(a) || !repeatable(b))
+        return bad_types(vm, ESP_JOP_ADD, a, b);
+    if (a->kind == ESP_JSTR)
+        return esp_jstr_concat(vm, a->u.s, b->u.s, out);
+    if (a->u.l->form != b->u.l->form)
+        return bad_types(vm, ESP_JOP_ADD, a, b);
+    return join_lists(vm, a->u.l, b->u.l, out);
+}
+
+/* + and * on strings, lists and tuples. */
+static esp_status sequence_arith(struct esp_jvm *vm, int op, const struct esp_jv *a, const struct esp_jv *b,
+                                 struct esp_jv *out)
+{
+    int64_t n;
+
+    if (op == ESP_JOP_ADD)
+        return join(vm, a, b, out);
+    if (op == ESP_JOP_MUL && repeatable(a) && esp_jv_integer(b, &n))
+        return repeat(vm, a, n, out);
+    if (op == ESP_JOP_MUL && repeatable(b) && esp_jv_integer(a, &n))
+        return repeat(vm, b, n, out);
+    if (op == ESP_JOP_MOD && a->kind == ESP_JSTR)
+        return esp_jvm_fail(vm, ESP_EUNSUPPORTED, "formatting strings with %% is not supported");
+    return bad_types(vm, op, a, b);
+}
+
 esp_status esp_jv_arith(struct esp_jvm *vm, int op, const struct esp_jv *a, const struct esp_jv *b,
                         struct esp_jv *out)
 {
@@ -156,24 +186,11 @@ esp_status esp_jv_arith(struct esp_jvm *vm, int op, const struct esp_jv *a, cons
     int64_t i, k;
     double x, y;
 
-    a = &left;
-    b = &right;
-    if (esp_jv_integer(a, &i) && esp_jv_integer(b, &k))
+    if (esp_jv_integer(&left, &i) && esp_jv_integer(&right, &k))
         return int_arith(vm, op, i, k, out);
-    if (esp_jv_number(a, &x) && esp_jv_number(b, &y))
+    if (esp_jv_number(&left, &x) && esp_jv_number(&right, &y))
         return float_arith(vm, op, x, y, out);
-    if (op == ESP_JOP_ADD && a->kind == ESP_JSTR && b->kind == ESP_JSTR)
-        return esp_jstr_concat(vm, a->u.s, b->u.s, out);
-    if (op == ESP_JOP_ADD && a->kind == ESP_JLIST && b->kind == ESP_JLIST && a->u.l->form == b->u.l->form &&
-        a->u.l->form != ESP_JFORM_RANGE)
-        return join_lists(vm, a->u.l, b->u.l, out);
-    if (op == ESP_JOP_MUL && repeatable(a) && esp_jv_integer(b, &k))
-        return repeat(vm, a, k, out);
-    if (op == ESP_JOP_MUL && repeatable(b) && esp_jv_integer(a, &i))
-        return repeat(vm, b, i, out);
-    if (op == ESP_JOP_MOD && a->kind == ESP_JSTR)
-        return esp_jvm_fail(vm, ESP_EUNSUPPORTED, "formatting strings with %% is not supported");
-    return bad_types(vm, op, a, b);
+    return sequence_arith(vm, op, &left, &right, out);
 }
 
 esp_status esp_jv_contains(struct esp_jvm *vm, const struct esp_jv *hay, const struct esp_jv *v, bool *out)
@@ -230,8 +247,7 @@ esp_status esp_jv_compare(struct esp_jvm *vm, int op, const struct esp_jv *a, co
     }
 }
 
-/* ---- attributes and subscripts
- * ----------------------------------------------------------------------------------- */
+/* ---- attributes and subscripts ---- */
 
 static esp_status loop_attr(struct esp_jvm *vm, const struct esp_jloop *l, const char *name,
                             struct esp_jv *out)
@@ -324,51 +340,63 @@ static esp_status item_at(struct esp_jvm *vm, const struct esp_jv *v, int64_t i,
     return esp_jstr_slice(vm, v->u.s, from, esp_jstr_offset(v->u.s, (size_t)i + 1), out);
 }
 
+static bool hashable(const struct esp_jv *v)
+{
+    return v->kind <= ESP_JSTR || (v->kind == ESP_JLIST && v->u.l->form == ESP_JFORM_TUPLE);
+}
+
+/* v[key] where there is no such item: an attribute of that name, else undefined. */
+static esp_status item_as_attr(struct esp_jvm *vm, const struct esp_jv *v, const struct esp_jstr *key,
+                               struct esp_jv *out)
+{
+    const char *name = esp_jstr_short(vm, key);
+    const struct esp_jbuiltin *fn;
+
+    if (!name)
+        return vm->status;
+    *out = esp_jv_undef(name);
+    if (v->kind == ESP_JDICT) {
+        fn = esp_jmethod_find(v, key->p, key->len);
+        return fn ? method(vm, v, fn, out) : ESP_OK;
+    }
+    return key->len > 64 ? ESP_OK : esp_jv_attr(vm, v, name, strlen(name), out);
+}
+
 /* The item first, then an attribute of that name, as Jinja's subscript does. */
 esp_status esp_jv_item(struct esp_jvm *vm, const struct esp_jv *v, const struct esp_jv *key,
                        struct esp_jv *out)
 {
     const struct esp_jv self = *v; /* out may be v */
-    const struct esp_jbuiltin *fn;
-    const char *name;
     int64_t i;
     size_t at;
 
-    v = &self;
-
-    if (v->kind == ESP_JUNDEF)
-        return esp_jv_undefined_error(vm, v);
-    if (v->kind == ESP_JDICT && key->kind != ESP_JUNDEF &&
-        (key->kind != ESP_JLIST || key->u.l->form == ESP_JFORM_TUPLE) && key->kind != ESP_JDICT) {
-        ESP_TRY(esp_jdict_find(vm, v->u.d, *key, &at));
-        if (at < v->u.d->n) {
-            *out = v->u.d->val[at];
+    if (self.kind == ESP_JUNDEF)
+        return esp_jv_undefined_error(vm, &self);
+    if (self.kind == ESP_JDICT && hashable(key)) {
+        ESP_TRY(esp_jdict_find(vm, self.u.d, *key, &at));
+        if (at < self.u.d->n) {
+            *out = self.u.d->val[at];
             return ESP_OK;
         }
     }
-    if ((v->kind == ESP_JLIST || v->kind == ESP_JSTR) && esp_jv_integer(key, &i))
-        return item_at(vm, v, i, out);
+    if ((self.kind == ESP_JLIST || self.kind == ESP_JSTR) && esp_jv_integer(key, &i))
+        return item_at(vm, &self, i, out);
+    if (key->kind == ESP_JSTR)
+        return item_as_attr(vm, &self, key->u.s, out);
     *out = esp_jv_undef("item");
-    if (key->kind != ESP_JSTR)
-        return ESP_OK;
-    name = esp_jstr_short(vm, key->u.s);
-    if (!name)
-        return vm->status;
-    *out = esp_jv_undef(name);
-    if (v->kind == ESP_JDICT) {
-        fn = esp_jmethod_find(v, key->u.s->p, key->u.s->len);
-        return fn ? method(vm, v, fn, out) : ESP_OK;
-    }
-    if (key->u.s->len > 64)
-        return ESP_OK;
-    return esp_jv_attr(vm, v, name, strlen(name), out);
+    return ESP_OK;
+}
+
+static int64_t clamp(int64_t v, int64_t low, int64_t high)
+{
+    return v < low ? low : v > high ? high : v;
 }
 
 /* Python's slice.indices(): first, step and count over n items. */
 static esp_status slice_range(struct esp_jvm *vm, const struct esp_jv bound[3], int64_t n, int64_t *first,
                               int64_t *step, int64_t *count)
 {
-    int64_t b[3] = {0, 0, 1};
+    int64_t b[3] = {0, 0, 1}, low, high;
     bool given[3];
 
     for (int k = 0; k < 3; k++) {
@@ -379,25 +407,23 @@ static esp_status slice_range(struct esp_jvm *vm, const struct esp_jv bound[3], 
     }
     if (b[2] == 0)
         return esp_jvm_fail(vm, ESP_EINVAL, "the step of a slice is not 0");
+    low = b[2] < 0 ? -1 : 0;
+    high = b[2] < 0 ? n - 1 : n;
     for (int k = 0; k < 2; k++) {
-        int64_t low = b[2] < 0 ? -1 : 0, high = b[2] < 0 ? n - 1 : n;
-
-        if (!given[k])
+        if (given[k])
+            b[k] = clamp(b[k] < 0 ? b[k] + n : b[k], low, high);
+        else
             b[k] = (k == 0) == (b[2] > 0) ? low : high;
-        else if (b[k] < 0)
-            b[k] = b[k] < -n ? low : b[k] + n;
-        else if (b[k] > high)
-            b[k] = high;
     }
-    if (b[2] < -n - 1)
-        b[2] = -n - 1; /* more than this changes nothing and could overflow */
-    if (b[2] > n + 1)
-        b[2] = n + 1;
+    b[2] = clamp(b[2], -n - 1, n + 1); /* more than this changes nothing and could overflow */
     *first = b[0];
     *step = b[2];
-    *count = b[2] > 0 ? (b[1] - b[0] + b[2] - 1) / b[2] : (b[0] - b[1] - b[2] - 1) / -b[2];
-    if (*count < 0)
-        *count = 0;
+    *count = 0; /* the step is not 0: refused above */
+    if (b[2] > 0)
+        *count = (b[1] - b[0] + b[2] - 1) / b[2];
+    else if (b[2] < 0)
+        *count = (b[0] - b[1] - b[2] - 1) / -b[2];
+    *count = *count < 0 ? 0 : *count;
     return ESP_OK;
 }
 
@@ -413,10 +439,8 @@ esp_status esp_jv_slice(struct esp_jvm *vm, const struct esp_jv *v, const struct
     v = &self;
     if (v->kind == ESP_JUNDEF)
         return esp_jv_undefined_error(vm, v);
-    if (v->kind != ESP_JLIST && v->kind != ESP_JSTR) {
-        *out = esp_jv_undef("slice");
-        return ESP_OK;
-    }
+    if (v->kind != ESP_JLIST && v->kind != ESP_JSTR)
+        return esp_jvm_fail(vm, ESP_EINVAL, "a value of type %s cannot be sliced", esp_jv_type(v));
     n = v->kind == ESP_JSTR ? esp_jstr_chars(v->u.s) : v->u.l->n;
     ESP_TRY(slice_range(vm, bound, (int64_t)n, &first, &step, &count));
     if (v->kind == ESP_JSTR && step == 1) {

@@ -13,8 +13,7 @@
 
 #include "base/mem.h"
 
-/* ---- shared with jinja_expr.c
- * ------------------------------------------------------------------------------------ */
+/* ---- shared with jinja_expr.c ---- */
 
 esp_status esp_jparse_next(struct esp_jparser *p)
 {
@@ -138,8 +137,7 @@ esp_status esp_jparse_enter(struct esp_jparser *p)
     return ESP_OK;
 }
 
-/* ---- statements
- * -------------------------------------------------------------------------------------------------- */
+/* ---- statements ---- */
 
 static esp_status parse_body(struct esp_jparser *p, const char *const *ends, int line,
                              struct esp_jnode **out);

@@ -32,28 +32,13 @@ static bool digits_of(double f, int n, char digits[24], int *exponent)
     return strtod(text, NULL) == f;
 }
 
-void esp_jfloat_repr(double f, char out[ESP_JFLOAT_BYTES])
+/* The n digits with the decimal point behind number e (0 = the first), -4 <= e < 16. */
+static void place_point(const char *digits, int n, int e, char *out, size_t cap)
 {
-    char digits[24];
-    int e = 0, n = 1;
     size_t at = 0;
 
-    if (!isfinite(f)) {
-        snprintf(out, ESP_JFLOAT_BYTES, "%s", isnan(f) ? "nan" : f < 0 ? "-inf" : "inf");
-        return;
-    }
-    if (signbit(f))
-        out[at++] = '-';
-    f = fabs(f);
-    while (!digits_of(f, n, digits, &e) && n < 17)
-        n++;
-    if (e >= 16 || e < -4) {
-        snprintf(out + at, ESP_JFLOAT_BYTES - at, "%c%s%se%c%02d", digits[0], n > 1 ? "." : "", digits + 1,
-                 e < 0 ? '-' : '+', abs(e));
-        return;
-    }
     if (e < 0) {
-        snprintf(out + at, ESP_JFLOAT_BYTES - at, "0.%.*s%s", -e - 1, "0000", digits);
+        snprintf(out, cap, "0.%.*s%s", -e - 1, "0000", digits);
         return;
     }
     for (int i = 0; i <= e || i < n; i++) {
@@ -61,7 +46,27 @@ void esp_jfloat_repr(double f, char out[ESP_JFLOAT_BYTES])
             out[at++] = '.';
         out[at++] = i < n ? digits[i] : '0';
     }
-    snprintf(out + at, ESP_JFLOAT_BYTES - at, "%s", n <= e + 1 ? ".0" : "");
+    snprintf(out + at, cap - at, "%s", n <= e + 1 ? ".0" : "");
+}
+
+void esp_jfloat_repr(double f, char out[ESP_JFLOAT_BYTES])
+{
+    char digits[24];
+    int e = 0, n = 1;
+    size_t at = signbit(f) ? 1 : 0;
+
+    if (!isfinite(f)) {
+        snprintf(out, ESP_JFLOAT_BYTES, "%s", isnan(f) ? "nan" : f < 0 ? "-inf" : "inf");
+        return;
+    }
+    out[0] = '-';
+    while (!digits_of(fabs(f), n, digits, &e) && n < 17)
+        n++;
+    if (e >= -4 && e < 16)
+        place_point(digits, n, e, out + at, ESP_JFLOAT_BYTES - at);
+    else
+        snprintf(out + at, ESP_JFLOAT_BYTES - at, "%c%s%se%c%02d", digits[0], n > 1 ? "." : "", digits + 1,
+                 e < 0 ? '-' : '+', abs(e));
 }
 
 static bool printable(uint32_t cp)
@@ -119,6 +124,8 @@ static esp_status repr_str(struct esp_jvm *vm, struct esp_jbuf *b, const struct 
 
 static esp_status repr(struct esp_jvm *vm, struct esp_jbuf *b, const struct esp_jv *v)
 {
+    if (v->kind == ESP_JUNDEF)
+        return esp_jbuf_puts(vm, b, "Undefined");
     return v->kind == ESP_JSTR ? repr_str(vm, b, v->u.s) : esp_jv_print(vm, b, v);
 }
 
@@ -207,8 +214,7 @@ esp_status esp_jv_str(struct esp_jvm *vm, const struct esp_jv *v, struct esp_jv 
     return esp_jbuf_finish(vm, b, out);
 }
 
-/* ---- JSON
- * -------------------------------------------------------------------------------------------------------- */
+/* ---- JSON ---- */
 
 static void json_escape(uint32_t cp, bool ascii, char out[16])
 {

@@ -8,22 +8,21 @@
 
 #include <string.h>
 
-#include <utf8proc.h>
+/* ---- attribute paths: "a.b.0" ---- */
 
-#include "base/utf8.h"
-
-/* ---- attribute paths: "a.b.0"
- * ------------------------------------------------------------------------------------ */
-
-/* v.path, where path is a string of names and numbers with dots, or an integer. */
+/* v.path, where path is a string of names and numbers with dots, or an integer; fallback (or NULL) stands in
+ * for each part that is missing. */
 static esp_status get_path(struct esp_jvm *vm, const struct esp_jv *v, const struct esp_jv *path,
-                           struct esp_jv *out)
+                           const struct esp_jv *fallback, struct esp_jv *out)
 {
     struct esp_jv at = *v;
     size_t from = 0;
 
-    if (path->kind != ESP_JSTR)
-        return esp_jv_item(vm, v, path, out);
+    if (path->kind != ESP_JSTR) {
+        ESP_TRY(esp_jv_item(vm, v, path, out));
+        *out = fallback && out->kind == ESP_JUNDEF ? *fallback : *out;
+        return ESP_OK;
+    }
     for (size_t i = 0; i <= path->u.s->len; i++) {
         struct esp_jv key;
         int64_t number = 0;
@@ -39,6 +38,8 @@ static esp_status get_path(struct esp_jvm *vm, const struct esp_jv *v, const str
         if (digits)
             key = esp_jv_int(number);
         ESP_TRY(esp_jv_item(vm, &at, &key, &at));
+        if (fallback && at.kind == ESP_JUNDEF)
+            at = *fallback;
         from = i + 1;
     }
     *out = at;
@@ -59,7 +60,7 @@ static esp_status key_of(struct esp_jvm *vm, const struct esp_jv *v, const struc
 {
     *out = *v;
     if (attribute)
-        ESP_TRY(get_path(vm, v, attribute, out));
+        ESP_TRY(get_path(vm, v, attribute, NULL, out));
     return ignore_case ? fold(vm, out) : ESP_OK;
 }
 
@@ -73,8 +74,7 @@ static bool flag(const struct esp_jcall *c, int i)
     return c->given[i] && esp_jv_truth(&c->arg[i]);
 }
 
-/* ---- picking
- * ----------------------------------------------------------------------------------------------------- */
+/* ---- picking ---- */
 
 static esp_status list_of(struct esp_jvm *vm, const struct esp_jcall *c, struct esp_jv *out)
 {
@@ -141,8 +141,7 @@ static esp_status join(struct esp_jvm *vm, const struct esp_jcall *c, struct esp
     return esp_jbuf_finish(vm, b, out);
 }
 
-/* ---- map, select, reject
- * ----------------------------------------------------------------------------------------- */
+/* ---- map, select, reject ---- */
 
 static esp_status text_arg(struct esp_jvm *vm, const struct esp_jcall *c, size_t i, const char *what,
                            const char **out)
@@ -151,6 +150,15 @@ static esp_status text_arg(struct esp_jvm *vm, const struct esp_jcall *c, size_t
         return esp_jvm_fail(vm, ESP_EINVAL, "filter \"%s\" needs %s as a string", c->fn->name, what);
     *out = esp_jstr_short(vm, c->all->pos[i].u.s);
     return *out ? ESP_OK : vm->status;
+}
+
+/* Here Jinja asks first whether the value is true: none, false and 0 count as empty. */
+static esp_status iterate_true(struct esp_jvm *vm, const struct esp_jv *v, const struct esp_jv **items,
+                               size_t *n)
+{
+    *items = NULL;
+    *n = 0;
+    return esp_jv_truth(v) ? esp_jv_iterate(vm, v, items, n) : ESP_OK;
 }
 
 static const struct esp_jv *keyword(const struct esp_jcall *c, const char *name)
@@ -175,15 +183,13 @@ static esp_status map(struct esp_jvm *vm, const struct esp_jcall *c, struct esp_
         rest.pos++;
         rest.n_pos--;
     }
-    ESP_TRY(esp_jv_iterate(vm, &c->self, &items, &n));
+    ESP_TRY(iterate_true(vm, &c->self, &items, &n));
     ESP_TRY(esp_jlist_new(vm, n, ESP_JFORM_LIST, out));
     for (size_t i = 0; i < n; i++) {
         if (filter)
             ESP_TRY(esp_jvm_filter(vm, filter, items[i], &rest, &v));
         else
-            ESP_TRY(get_path(vm, &items[i], attribute, &v));
-        if (!filter && fallback && v.kind == ESP_JUNDEF)
-            v = *fallback;
+            ESP_TRY(get_path(vm, &items[i], attribute, fallback, &v));
         ESP_TRY(esp_jlist_add(vm, out->u.l, v));
     }
     return ESP_OK;
@@ -206,14 +212,14 @@ static esp_status choose(struct esp_jvm *vm, const struct esp_jcall *c, size_t s
         rest.pos += skip + 1;
         rest.n_pos -= skip + 1;
     }
-    ESP_TRY(esp_jv_iterate(vm, &c->self, &items, &n));
+    ESP_TRY(iterate_true(vm, &c->self, &items, &n));
     ESP_TRY(esp_jlist_new(vm, 0, ESP_JFORM_LIST, out));
     for (size_t i = 0; i < n; i++) {
         struct esp_jv v = items[i];
         bool yes;
 
         if (skip)
-            ESP_TRY(get_path(vm, &items[i], &c->all->pos[0], &v));
+            ESP_TRY(get_path(vm, &items[i], &c->all->pos[0], NULL, &v));
         yes = esp_jv_truth(&v);
         if (test)
             ESP_TRY(esp_jvm_test(vm, test, v, &rest, &yes));
@@ -243,8 +249,7 @@ static esp_status rejectattr(struct esp_jvm *vm, const struct esp_jcall *c, stru
     return choose(vm, c, 1, false, out);
 }
 
-/* ---- order
- * ------------------------------------------------------------------------------------------------------- */
+/* ---- order ---- */
 
 /* Stable merge sort of `at` by keys, bottom up. */
 static esp_status sort_by(struct esp_jvm *vm, const struct esp_jv *keys, size_t n, bool down, uint32_t *at)
@@ -261,7 +266,7 @@ static esp_status sort_by(struct esp_jvm *vm, const struct esp_jv *keys, size_t 
             for (size_t o = lo; o < hi; o++) {
                 int cmp = 0;
 
-                if (i < mid && k < hi)
+                if (i < mid && k < hi && (keys[at[i]].kind != ESP_JUNDEF || keys[at[k]].kind != ESP_JUNDEF))
                     ESP_TRY(esp_jv_order(vm, &keys[at[i]], &keys[at[k]], &cmp));
                 tmp[o] = i < mid && (k >= hi || (down ? cmp >= 0 : cmp <= 0)) ? at[i++] : at[k++];
             }

@@ -107,7 +107,7 @@ static esp_status is_callable(struct esp_jvm *vm, const struct esp_jcall *c, str
     enum esp_jkind k = c->self.kind;
 
     (void)vm;
-    return yes(out, k == ESP_JMACRO || k == ESP_JFUNCTION || k == ESP_JMETHOD);
+    return yes(out, k == ESP_JMACRO || k == ESP_JFUNCTION || k == ESP_JMETHOD || k == ESP_JUNDEF);
 }
 
 static esp_status compare(struct esp_jvm *vm, const struct esp_jcall *c, int op, struct esp_jv *out)
@@ -264,8 +264,7 @@ const struct esp_jbuiltin *esp_jtest_find(const char *name)
     return esp_jbuiltin_find(table, sizeof table / sizeof table[0], name, strlen(name));
 }
 
-/* ---- functions
- * --------------------------------------------------------------------------------------------------- */
+/* ---- functions ---- */
 
 static esp_status fn_range(struct esp_jvm *vm, const struct esp_jcall *c, struct esp_jv *out)
 {
@@ -348,6 +347,27 @@ static esp_status fn_raise(struct esp_jvm *vm, const struct esp_jcall *c, struct
     return esp_fail(vm->err, ESP_EINVAL, "%.*s", s.u.s->len < 4096 ? (int)s.u.s->len : 4096, s.u.s->p);
 }
 
+/* A number of strftime with its width; false when conv is none. */
+static bool format_number(char conv, const struct tm *t, char out[32])
+{
+    int hour12 = t->tm_hour % 12 ? t->tm_hour % 12 : 12;
+    const struct {
+        char conv;
+        int width, value;
+    } numbers[] = {{'d', 2, t->tm_mday},       {'e', 2, t->tm_mday},       {'m', 2, t->tm_mon + 1},
+                   {'H', 2, t->tm_hour},       {'I', 2, hour12},           {'M', 2, t->tm_min},
+                   {'S', 2, t->tm_sec},        {'j', 3, t->tm_yday + 1},   {'w', 1, t->tm_wday},
+                   {'y', 2, t->tm_year % 100}, {'Y', 1, t->tm_year + 1900}};
+
+    for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++) {
+        if (numbers[i].conv != conv)
+            continue;
+        snprintf(out, 32, conv == 'e' ? "%*d" : "%0*d", numbers[i].width, numbers[i].value);
+        return true;
+    }
+    return false;
+}
+
 /* One conversion of strftime, in English whatever the locale; false when it is none of ours. */
 static bool format_time(char conv, const struct tm *t, char out[32])
 {
@@ -356,50 +376,24 @@ static bool format_time(char conv, const struct tm *t, char out[32])
     static const char *const months[] = {"January",   "February", "March",    "April",
                                          "May",       "June",     "July",     "August",
                                          "September", "October",  "November", "December"};
-    int hour12 = t->tm_hour % 12 ? t->tm_hour % 12 : 12;
-    const struct {
-        char conv;
-        int value;
-    } numbers[] = {{'d', t->tm_mday}, {'e', t->tm_mday},       {'m', t->tm_mon + 1},    {'H', t->tm_hour},
-                   {'I', hour12},     {'M', t->tm_min},        {'S', t->tm_sec},        {'j', t->tm_yday + 1},
-                   {'w', t->tm_wday}, {'y', t->tm_year % 100}, {'Y', t->tm_year + 1900}};
 
-    for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++) {
-        if (numbers[i].conv != conv)
-            continue;
-        snprintf(out, 32,
-                 conv == 'Y' || conv == 'w' ? "%d"
-                 : conv == 'j'              ? "%03d"
-                 : conv == 'e'              ? "%2d"
-                                            : "%02d",
-                 numbers[i].value);
+    if (format_number(conv, t, out))
         return true;
-    }
-    switch (conv) {
-    case 'A':
-    case 'a':
-        snprintf(out, 32, "%.*s", conv == 'a' ? 3 : 32, days[t->tm_wday]);
-        return true;
-    case 'B':
-    case 'b':
-    case 'h':
-        snprintf(out, 32, "%.*s", conv == 'B' ? 32 : 3, months[t->tm_mon]);
-        return true;
-    case 'p':
+    if (conv == 'A' || conv == 'a')
+        snprintf(out, 32, "%.*s", conv == 'a' ? 3 : 31, days[t->tm_wday]);
+    else if (conv == 'B' || conv == 'b' || conv == 'h')
+        snprintf(out, 32, "%.*s", conv == 'B' ? 31 : 3, months[t->tm_mon]);
+    else if (conv == 'p')
         snprintf(out, 32, "%s", t->tm_hour < 12 ? "AM" : "PM");
-        return true;
-    case 'F':
+    else if (conv == 'F')
         snprintf(out, 32, "%d-%02d-%02d", t->tm_year + 1900, t->tm_mon + 1, t->tm_mday);
-        return true;
-    case 'T':
+    else if (conv == 'T')
         snprintf(out, 32, "%02d:%02d:%02d", t->tm_hour, t->tm_min, t->tm_sec);
-        return true;
-    case '%':
+    else if (conv == '%')
         snprintf(out, 32, "%%");
-        return true;
-    default:
+    else
         return false;
-    }
+    return true;
 }
 
 static esp_status fn_strftime(struct esp_jvm *vm, const struct esp_jcall *c, struct esp_jv *out)

@@ -13,8 +13,7 @@
 
 #include "base/utf8.h"
 
-/* ---- stripping
- * --------------------------------------------------------------------------------------------------- */
+/* ---- stripping ---- */
 
 enum { STRIP_LEFT = 1, STRIP_RIGHT = 2 };
 
@@ -75,8 +74,7 @@ static esp_status strip_right(struct esp_jvm *vm, const struct esp_jcall *c, str
     return strip(vm, c, STRIP_RIGHT, out);
 }
 
-/* ---- case
- * -------------------------------------------------------------------------------------------------------- */
+/* ---- case ---- */
 
 /* Add one character of s, mapped: 'u' upper, 'l' lower, 't' title. */
 static esp_status add_mapped(struct esp_jvm *vm, struct esp_jbuf *b, const struct esp_jstr *s, size_t at,
@@ -176,8 +174,7 @@ static esp_status title_method(struct esp_jvm *vm, const struct esp_jcall *c, st
     return change_case(vm, c, CASE_TITLE_METHOD, out);
 }
 
-/* ---- searching
- * --------------------------------------------------------------------------------------------------- */
+/* ---- searching ---- */
 
 static esp_status need_str(struct esp_jvm *vm, const struct esp_jcall *c, int i, const struct esp_jstr **out)
 {
@@ -228,36 +225,30 @@ static esp_status endswith(struct esp_jvm *vm, const struct esp_jcall *c, struct
     return affix(vm, c, true, out);
 }
 
-static esp_status find(struct esp_jvm *vm, const struct esp_jcall *c, struct esp_jv *out)
+static esp_status find_any(struct esp_jvm *vm, const struct esp_jcall *c, bool last, struct esp_jv *out)
 {
-    const struct esp_jstr *x;
-    struct esp_jstr before;
-    size_t at;
+    const struct esp_jstr *x, *s = c->self.u.s;
+    size_t found = s->len + 1;
 
     ESP_TRY(need_str(vm, c, 0, &x));
-    ESP_TRY(esp_jvm_charge(vm, c->self.u.s->len / 64));
-    at = find_in(c->self.u.s, 0, x);
-    before = (struct esp_jstr){.p = c->self.u.s->p, .len = at};
-    *out = esp_jv_int(at > c->self.u.s->len ? -1 : (int64_t)esp_jstr_chars(&before));
+    ESP_TRY(esp_jvm_charge(vm, s->len / 64));
+    for (size_t at = find_in(s, 0, x); at <= s->len; at = last ? find_in(s, at + 1, x) : s->len + 1) {
+        ESP_TRY(esp_jvm_charge(vm, 1));
+        found = at;
+    }
+    *out = esp_jv_int(found > s->len ? -1
+                                     : (int64_t)esp_jstr_chars(&(struct esp_jstr){.p = s->p, .len = found}));
     return ESP_OK;
+}
+
+static esp_status find(struct esp_jvm *vm, const struct esp_jcall *c, struct esp_jv *out)
+{
+    return find_any(vm, c, false, out);
 }
 
 static esp_status rfind(struct esp_jvm *vm, const struct esp_jcall *c, struct esp_jv *out)
 {
-    const struct esp_jstr *x, *s = c->self.u.s;
-
-    ESP_TRY(need_str(vm, c, 0, &x));
-    ESP_TRY(esp_jvm_charge(vm, s->len));
-    *out = esp_jv_int(-1);
-    for (size_t at = s->len + 1; at-- > 0;) {
-        struct esp_jstr before = {.p = s->p, .len = at};
-
-        if (s->len - at < x->len || memcmp(s->p + at, x->p, x->len) != 0)
-            continue;
-        *out = esp_jv_int((int64_t)esp_jstr_chars(&before));
-        break;
-    }
-    return ESP_OK;
+    return find_any(vm, c, true, out);
 }
 
 static esp_status count(struct esp_jvm *vm, const struct esp_jcall *c, struct esp_jv *out)
@@ -267,12 +258,9 @@ static esp_status count(struct esp_jvm *vm, const struct esp_jcall *c, struct es
 
     ESP_TRY(need_str(vm, c, 0, &x));
     ESP_TRY(esp_jvm_charge(vm, s->len / 16));
-    if (x->len == 0)
-        n = (int64_t)esp_jstr_chars(s) + 1;
-    else
-        for (size_t at = find_in(s, 0, x); at <= s->len; at = find_in(s, at + x->len, x))
-            n++;
-    *out = esp_jv_int(n);
+    for (size_t at = find_in(s, 0, x); x->len && at <= s->len; at = find_in(s, at + x->len, x))
+        n++;
+    *out = esp_jv_int(x->len ? n : (int64_t)esp_jstr_chars(s) + 1);
     return ESP_OK;
 }
 
@@ -305,8 +293,7 @@ static esp_status replace(struct esp_jvm *vm, const struct esp_jcall *c, struct 
     return esp_jbuf_finish(vm, b, out);
 }
 
-/* ---- splitting and joining
- * --------------------------------------------------------------------------------------- */
+/* ---- splitting and joining ---- */
 
 static esp_status add_piece(struct esp_jvm *vm, struct esp_jlist *l, const struct esp_jstr *s, size_t from,
                             size_t to)
@@ -494,8 +481,7 @@ static esp_status removesuffix(struct esp_jvm *vm, const struct esp_jcall *c, st
     return remove_affix(vm, c, true, out);
 }
 
-/* ---- filters of their own
- * ---------------------------------------------------------------------------------------- */
+/* ---- filters of their own ---- */
 
 static esp_status escape(struct esp_jvm *vm, const struct esp_jcall *c, struct esp_jv *out)
 {
@@ -544,8 +530,10 @@ static esp_status indent(struct esp_jvm *vm, const struct esp_jcall *c, struct e
 
     if (!b)
         return vm->status;
+    if (c->self.kind != ESP_JSTR)
+        return esp_jvm_fail(vm, ESP_EINVAL, "indent needs a string, not %s", esp_jv_type(&c->self));
     ESP_TRY(indent_text(vm, c, &pad));
-    ESP_TRY(esp_jv_str(vm, &c->self, &s));
+    s = c->self;
     ESP_TRY(esp_jvm_charge(vm, s.u.s->len / 16));
     for (bool more = true; more; from = end + n) {
         for (end = from; end < s.u.s->len && line_end(s.u.s, end) == 0;)

@@ -74,8 +74,7 @@ esp_status esp_jv_undefined_error(struct esp_jvm *vm, const struct esp_jv *v)
     return esp_jvm_fail(vm, ESP_EINVAL, "'%s' is undefined", v->u.name ? v->u.name : "value");
 }
 
-/* ---- lists
- * ------------------------------------------------------------------------------------------------------- */
+/* ---- lists ---- */
 
 esp_status esp_jlist_new(struct esp_jvm *vm, size_t cap, enum esp_jform form, struct esp_jv *out)
 {
@@ -157,8 +156,7 @@ esp_status esp_jv_iterate(struct esp_jvm *vm, const struct esp_jv *v, const stru
     }
 }
 
-/* ---- dictionaries
- * ------------------------------------------------------------------------------------------------ */
+/* ---- dictionaries ---- */
 
 static uint64_t hash_bytes(uint64_t h, const void *p, size_t n)
 {
@@ -183,8 +181,8 @@ static esp_status hash_key(struct esp_jvm *vm, const struct esp_jv *k, uint64_t 
         *h = hash_bytes(*h, k->u.s->p, k->u.s->len);
         return ESP_OK;
     }
-    if (k->kind == ESP_JNONE) {
-        *h = hash_bytes(*h, "none", 4);
+    if (k->kind == ESP_JNONE || k->kind == ESP_JUNDEF) {
+        *h = hash_bytes(*h, &k->kind, sizeof k->kind);
         return ESP_OK;
     }
     if (k->kind == ESP_JLIST && k->u.l->form == ESP_JFORM_TUPLE) {
@@ -307,8 +305,7 @@ esp_status esp_jdict_remove(struct esp_jvm *vm, struct esp_jdict *d, size_t at)
     return reindex(vm, d, d->index_cap);
 }
 
-/* ---- from JSON
- * --------------------------------------------------------------------------------------------------- */
+/* ---- from JSON ---- */
 
 static esp_status list_from_json(struct esp_jvm *vm, const json_t *j, bool trusted, unsigned depth,
                                  struct esp_jv *out)
@@ -368,8 +365,7 @@ esp_status esp_jv_from_json(struct esp_jvm *vm, const json_t *j, bool trusted, u
     }
 }
 
-/* ---- comparison
- * -------------------------------------------------------------------------------------------------- */
+/* ---- comparison ---- */
 
 static esp_status equal_lists(struct esp_jvm *vm, const struct esp_jlist *a, const struct esp_jlist *b,
                               bool *out)
@@ -438,28 +434,38 @@ static esp_status order_lists(struct esp_jvm *vm, const struct esp_jlist *a, con
     return ESP_OK;
 }
 
-esp_status esp_jv_order(struct esp_jvm *vm, const struct esp_jv *a, const struct esp_jv *b, int *out)
+/* Byte order of UTF-8 is code point order. */
+static int order_strings(const struct esp_jstr *a, const struct esp_jstr *b)
+{
+    int c = memcmp(a->p, b->p, a->len < b->len ? a->len : b->len);
+
+    return c ? c : (a->len > b->len) - (a->len < b->len);
+}
+
+/* Whether both are numbers; *out is their order, or 2 when there is none (nan). */
+static bool order_numbers(const struct esp_jv *a, const struct esp_jv *b, int *out)
 {
     double x, y;
     int64_t i, k;
 
-    ESP_TRY(esp_jvm_charge(vm, 1));
     if (esp_jv_integer(a, &i) && esp_jv_integer(b, &k)) {
         *out = (i > k) - (i < k);
-        return ESP_OK;
+        return true;
     }
-    if (esp_jv_number(a, &x) && esp_jv_number(b, &y)) {
-        if (isnan(x) || isnan(y))
-            return esp_jvm_fail(vm, ESP_EINVAL, "nan has no order");
-        *out = (x > y) - (x < y);
-        return ESP_OK;
-    }
-    if (a->kind == ESP_JSTR && b->kind == ESP_JSTR) { /* byte order of UTF-8 is code point order */
-        const struct esp_jstr *s = a->u.s, *t = b->u.s;
-        int c = memcmp(s->p, t->p, s->len < t->len ? s->len : t->len);
+    if (!esp_jv_number(a, &x) || !esp_jv_number(b, &y))
+        return false;
+    *out = isnan(x) || isnan(y) ? 2 : (x > y) - (x < y);
+    return true;
+}
 
-        *out = c ? c : (s->len > t->len) - (s->len < t->len);
-        return esp_jvm_charge(vm, s->len / 256);
+esp_status esp_jv_order(struct esp_jvm *vm, const struct esp_jv *a, const struct esp_jv *b, int *out)
+{
+    ESP_TRY(esp_jvm_charge(vm, 1));
+    if (order_numbers(a, b, out))
+        return *out == 2 ? esp_jvm_fail(vm, ESP_EINVAL, "nan has no order") : ESP_OK;
+    if (a->kind == ESP_JSTR && b->kind == ESP_JSTR) {
+        *out = order_strings(a->u.s, b->u.s);
+        return esp_jvm_charge(vm, a->u.s->len / 256);
     }
     if (a->kind == ESP_JLIST && b->kind == ESP_JLIST && a->u.l->form == b->u.l->form &&
         a->u.l->form != ESP_JFORM_RANGE) {

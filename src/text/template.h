@@ -66,8 +66,7 @@ esp_status esp_template_render(const struct esp_template *t, const json_t *conte
                                const struct esp_template_opts *opts, struct esp_strbuf *out,
                                struct esp_text_spans *spans, esp_error *err);
 
-/* ---- chats
- * ------------------------------------------------------------------------------------------------------- */
+/* ---- chats ---- */
 
 struct esp_chat {
     const json_t *messages; /* array; see below */
@@ -91,8 +90,7 @@ struct esp_chat {
 esp_status esp_template_chat(const struct esp_template *t, const struct esp_chat *chat,
                              struct esp_strbuf *out, struct esp_text_spans *spans, esp_error *err);
 
-/* ---- where templates come from
- * ----------------------------------------------------------------------------------- */
+/* ---- where templates come from ---- */
 
 /* The templates of one model. tool_use is NULL unless the model has one of that name; then it is meant for
  * chats with tools. */

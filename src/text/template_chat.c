@@ -58,37 +58,51 @@ static esp_status parse_arguments(const json_t *text, const char *where, json_t 
     return ESP_EINVAL;
 }
 
+/* {function: {name, arguments}} or {name, arguments}. */
+static esp_status check_call(const json_t *call, size_t i, size_t k, esp_error *err)
+{
+    const json_t *function = json_object_get(call, "function"), *holder = function ? function : call;
+    const char *dot = function ? ".function" : "";
+    const json_t *name = json_object_get(holder, "name");
+
+    if (!json_is_object(holder))
+        return esp_fail(err, ESP_EINVAL, "messages[%zu].tool_calls[%zu]%s is %s, an object is required", i, k,
+                        dot, type_name(holder));
+    if (!json_is_string(name))
+        return esp_fail(err, ESP_EINVAL, "messages[%zu].tool_calls[%zu]%s.name is %s, a string is required",
+                        i, k, dot, type_name(name));
+    return ESP_OK;
+}
+
+/* Arguments as a mapping; *out is a new reference. */
+static esp_status convert_arguments(const json_t *arguments, const char *where, json_t **out, esp_error *err)
+{
+    if (json_is_string(arguments))
+        return parse_arguments(arguments, where, out, err);
+    if (arguments && !json_is_null(arguments) && !json_is_object(arguments))
+        return esp_fail(err, ESP_EINVAL, "%s is %s, an object or JSON text of one is required", where,
+                        type_name(arguments));
+    *out = json_is_object(arguments) ? json_incref((json_t *)(uintptr_t)arguments) : json_object();
+    return *out ? ESP_OK : esp_fail(err, ESP_ENOMEM, "%s: no memory", where);
+}
+
 /* A copy of a call with its arguments as a mapping. */
 static esp_status convert_call(const json_t *call, size_t i, size_t k, json_t **out, esp_error *err)
 {
     const json_t *function = json_object_get(call, "function");
-    bool flat = !function;
-    const json_t *arguments = json_object_get(flat ? call : function, "arguments");
-    json_t *copy, *inner, *parsed = NULL;
+    json_t *copy, *inner, *arguments = NULL;
     char where[96];
     int failed;
 
-    snprintf(where, sizeof where, "messages[%zu].tool_calls[%zu]%s.arguments", i, k, flat ? "" : ".function");
-    if (!json_is_object(call) || (function && !json_is_object(function)))
-        return esp_fail(err, ESP_EINVAL, "messages[%zu].tool_calls[%zu]%s is %s, an object is required", i, k,
-                        json_is_object(call) ? ".function" : "",
-                        type_name(json_is_object(call) ? function : call));
-    if (!json_is_string(json_object_get(flat ? call : function, "name")))
-        return esp_fail(err, ESP_EINVAL, "messages[%zu].tool_calls[%zu]%s.name is %s, a string is required",
-                        i, k, flat ? "" : ".function",
-                        type_name(json_object_get(flat ? call : function, "name")));
-    if (arguments && !json_is_null(arguments) && !json_is_object(arguments) && !json_is_string(arguments))
-        return esp_fail(err, ESP_EINVAL, "%s is %s, an object or JSON text of one is required", where,
-                        type_name(arguments));
-    if (json_is_string(arguments)) {
-        ESP_TRY(parse_arguments(arguments, where, &parsed, err));
-    } else {
-        parsed = json_is_object(arguments) ? json_incref((json_t *)(uintptr_t)arguments) : json_object();
-    }
+    ESP_TRY(check_call(call, i, k, err));
+    snprintf(where, sizeof where, "messages[%zu].tool_calls[%zu]%s.arguments", i, k,
+             function ? ".function" : "");
+    ESP_TRY(
+        convert_arguments(json_object_get(function ? function : call, "arguments"), where, &arguments, err));
     copy = json_copy((json_t *)(uintptr_t)call); /* shallow; jansson's copy does not write to its argument */
-    inner = flat ? json_incref(copy) : json_copy((json_t *)(uintptr_t)function);
-    failed = !copy || json_object_set_new(inner, "arguments", parsed) != 0;
-    failed |= !flat && json_object_set(copy, "function", inner) != 0;
+    inner = function ? json_copy((json_t *)(uintptr_t)function) : json_incref(copy);
+    failed = !copy || json_object_set_new(inner, "arguments", arguments) != 0;
+    failed |= function && json_object_set(copy, "function", inner) != 0;
     json_decref(inner);
     if (failed) {
         json_decref(copy);
@@ -236,7 +250,7 @@ esp_status esp_template_chat(const struct esp_template *t, const struct esp_chat
     const json_t *tools = chat->tools && !json_is_null(chat->tools) ? chat->tools : NULL;
     struct esp_template_opts opts = {0};
     json_t *messages = NULL, *context, *trusted;
-    esp_error local; /* the status of a nested parse is needed even when the caller wants no message */
+    esp_error local = {0}; /* the status of a nested parse is needed even when the caller wants no message */
     esp_status s;
 
     err = err ? err : &local;

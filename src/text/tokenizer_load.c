@@ -8,6 +8,7 @@
  */
 #include "text/tokenizer.h"
 
+#include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
 
@@ -74,8 +75,7 @@ static esp_status get_bool(const json_t *o, const char *key, bool fallback, bool
     return ESP_OK;
 }
 
-/* ---- normalizer
- * --------------------------------------------------------------------------------------------------- */
+/* ---- normalizer ---- */
 
 /* Normal forms one after the other are one: composed as the last one says, compatible if any is. */
 static esp_status add_form(enum esp_tok_form *form, const char *type, esp_error *err)
@@ -115,8 +115,7 @@ static esp_status load_normalizer(struct esp_tokenizer *t, const json_t *part, e
     return ESP_OK;
 }
 
-/* ---- pre-tokenizer
- * ------------------------------------------------------------------------------------------------ */
+/* ---- pre-tokenizer ---- */
 
 static esp_status load_split(struct esp_tokenizer *t, const json_t *part, esp_error *err)
 {
@@ -197,8 +196,7 @@ static esp_status check_byte_level(const json_t *part, const char *what, const c
     return ESP_OK;
 }
 
-/* ---- model
- * -------------------------------------------------------------------------------------------------------- */
+/* ---- model ---- */
 
 static esp_status check_empty(const json_t *model, const char *key, esp_error *err)
 {
@@ -228,8 +226,7 @@ static esp_status load_model(struct esp_tokenizer *t, const json_t *model, const
     return esp_tok_scan_merges(scan, &t->bpe, err);
 }
 
-/* ---- added tokens
- * ------------------------------------------------------------------------------------------------- */
+/* ---- added tokens ---- */
 
 static esp_status added_flags(const json_t *o, unsigned *flags, esp_error *err)
 {
@@ -337,8 +334,7 @@ static esp_status load_decoder_tokens(struct esp_tokenizer *t, const json_t *roo
     return ESP_OK;
 }
 
-/* ---- the file
- * ----------------------------------------------------------------------------------------------------- */
+/* ---- the file ---- */
 
 static esp_status load_parts(struct esp_tokenizer *t, const json_t *root, const struct esp_tok_scan *scan,
                              esp_error *err)
@@ -375,12 +371,15 @@ static esp_status load_json(struct esp_tokenizer *t, const char *json, size_t le
     return s == ESP_OK ? s : esp_fail_in(err, s, "%s", name);
 }
 
-static esp_status load_config(struct esp_tokenizer *t, const char *json, size_t len, esp_error *err)
+static esp_status load_config(struct esp_tokenizer *t, const char *json, size_t len, const char *beside,
+                              esp_error *err)
 {
-    static const char name[] = "tokenizer_config.json";
+    const char *slash = strrchr(beside, '/');
+    char name[ESP_ERROR_MESSAGE_BYTES / 2];
     json_t *root;
     esp_status s;
 
+    snprintf(name, sizeof name, "%.*stokenizer_config.json", slash ? (int)(slash - beside) + 1 : 0, beside);
     ESP_TRY(esp_json_parse(&root, json, len, name, ESP_JSON_NO_DUPLICATES, err));
     s = load_decoder_tokens(t, root, err);
     json_decref(root);
@@ -401,7 +400,7 @@ esp_status esp_tokenizer_parse(struct esp_tokenizer **out, const char *json, siz
         return esp_fail(err, ESP_ENOMEM, "%s: no memory for a tokenizer", name);
     s = load_json(t, json, len, name, err);
     if (s == ESP_OK && config)
-        s = load_config(t, config, config_len, err);
+        s = load_config(t, config, config_len, name, err);
     if (s == ESP_OK)
         s = esp_added_finish(&t->added, t->form, err);
     if (s != ESP_OK) {

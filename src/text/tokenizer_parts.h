@@ -14,8 +14,7 @@
 #include "text/span.h"
 #include "text/tokenizer.h"
 
-/* ---- trust
- * -------------------------------------------------------------------------------------------------------- */
+/* ---- trust ---- */
 
 /* Which bytes of a text are trusted: span positions count from base bytes before the text's first byte. */
 struct esp_tok_trust {
@@ -41,8 +40,7 @@ esp_status esp_tok_spans_add(struct esp_tok_spans *s, size_t start, size_t end, 
 esp_status esp_tok_spans_copy(struct esp_tok_spans *s, const struct esp_tok_trust *t, size_t from, size_t to,
                               size_t out_from, size_t *cursor, esp_error *err);
 
-/* ---- normaliser
- * --------------------------------------------------------------------------------------------------- */
+/* ---- normaliser ---- */
 
 /* Longest rewritten text: normal forms make UTF-8 at most three times as long, NFKC and NFKD eleven times. */
 #define ESP_TOK_REWRITTEN_MAX ((size_t)11 * ESP_LIMIT_TEXT_BYTES)
@@ -68,8 +66,7 @@ void esp_tok_norm_free(struct esp_tok_norm *w);
 esp_status esp_tok_normalize(struct esp_tok_norm *w, enum esp_tok_form form, const char **text, size_t *len,
                              struct esp_tok_trust *trust, esp_error *err);
 
-/* ---- added tokens
- * ------------------------------------------------------------------------------------------------- */
+/* ---- added tokens ---- */
 
 enum esp_added_flags {
     ESP_ADDED_SPECIAL = 1,
@@ -139,8 +136,7 @@ void esp_added_cut_start(struct esp_added_cut *c, const struct esp_added_set *se
 /* The next token or stretch of text between tokens; false at the end. */
 bool esp_added_cut_next(struct esp_added_cut *c, struct esp_added_part *part);
 
-/* ---- the tokenizer
- * ------------------------------------------------------------------------------------------------ */
+/* ---- the tokenizer ---- */
 
 struct esp_tokenizer {
     struct esp_bpe bpe;

@@ -12,8 +12,7 @@
 #include "base/limits.h"
 #include "base/utf8.h"
 
-/* ---- finding the tables
- * ------------------------------------------------------------------------------------------- */
+/* ---- finding the tables ---- */
 
 static bool is_space(char c)
 {
@@ -155,8 +154,7 @@ esp_status esp_tok_scan_split(struct esp_tok_scan *s, const char *text, size_t l
     return rest->failed ? esp_fail(err, ESP_ENOMEM, "no memory for the tokenizer's description") : ESP_OK;
 }
 
-/* ---- reading a table
- * ---------------------------------------------------------------------------------------------- */
+/* ---- reading a table ---- */
 
 #define TOKEN_BYTES_TEXT "4096" /* ESP_LIMIT_TOKEN_BYTES in messages */
 _Static_assert(ESP_LIMIT_TOKEN_BYTES == 4096, "say the new limit in TOKEN_BYTES_TEXT");

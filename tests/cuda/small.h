@@ -67,7 +67,7 @@ static inline void small_open(struct test_net *t, const struct small_shape *s, b
 
     memset(t, 0, sizeof *t);
     small_config(&c, s);
-    test_ok(esp_source_random(&t->src, s->format, s->group, true, 7, &err), &err);
+    test_ok(esp_source_random(&t->src, s->format, s->group, true, ESP_RANDOM_WEIGHTS, 7, &err), &err);
     test_ok(esp_net_load(&t->net, &c, t->src, &err), &err);
     t->net->layout.kv = s->kv;
     test_ok(esp_layout_finish(&t->net->layout, &err), &err);

@@ -39,9 +39,11 @@ static void said(const struct esp_config *c, const char *module, enum esp_quant_
 
 static void check_table(const struct esp_config *c)
 {
-    const struct esp_quant global = {ESP_QUANT_AFFINE, 4, 64}, embed = {ESP_QUANT_AFFINE, 6, 64},
-                           down = {ESP_QUANT_AFFINE, 8, 32}, mx = {ESP_QUANT_MXFP4, 4, 32},
-                           trellis = {ESP_QUANT_TRELLIS, 3, 256};
+    const struct esp_quant global = {.mode = ESP_QUANT_AFFINE, .bits = 4, .group = 64},
+                           embed = {.mode = ESP_QUANT_AFFINE, .bits = 6, .group = 64},
+                           down = {.mode = ESP_QUANT_AFFINE, .bits = 8, .group = 32},
+                           mx = {.mode = ESP_QUANT_MXFP4, .bits = 4, .group = 32},
+                           trellis = {.mode = ESP_QUANT_TRELLIS, .bits = 3, .group = 256};
 
     said(c, "model.embed_tokens", ESP_QUANT_YES, &embed);
     said(c, "language_model.model.embed_tokens", ESP_QUANT_YES, &embed);
@@ -76,8 +78,9 @@ static void test_table(void **state)
 
 static void test_precedence(void **state)
 {
-    const struct esp_quant three = {ESP_QUANT_AFFINE, 3, 64}, mx = {ESP_QUANT_MXFP4, 4, 32},
-                           none = {ESP_QUANT_AFFINE, 4, 64};
+    const struct esp_quant three = {.mode = ESP_QUANT_AFFINE, .bits = 3, .group = 64},
+                           mx = {.mode = ESP_QUANT_MXFP4, .bits = 4, .group = 32},
+                           none = {.mode = ESP_QUANT_AFFINE, .bits = 4, .group = 64};
     json_t *j = mf_config();
     struct esp_config c;
     esp_error err;
@@ -98,8 +101,7 @@ static void test_precedence(void **state)
     esp_config_free(&c);
 }
 
-/* ---- tensors
- * ----------------------------------------------------------------------------------------------------- */
+/* ---- tensors ---- */
 
 static struct esp_st_file *file;
 

@@ -61,8 +61,7 @@ static struct esp_st_file *accepted(const struct image *m)
 #define T(name, dtype, shape, from, to)                                                                      \
     "\"" name "\":{\"dtype\":\"" dtype "\",\"shape\":[" shape "],\"data_offsets\":[" from "," to "]}"
 
-/* ---- collected files
- * ------------------------------------------------------------------------------------------- */
+/* ---- collected files ---- */
 
 static double now_s(void)
 {
@@ -171,8 +170,7 @@ static void test_case_4_both_sizes(void **state)
     refused("{" T("a", "U8", "18446744073709551615", "0", "18446744073709551615") "}", 4, "truncated");
 }
 
-/* ---- rules
- * ------------------------------------------------------------------------------------------------------- */
+/* ---- rules ---- */
 
 static void test_case_1_header_length(void **state)
 {
@@ -325,8 +323,7 @@ static void test_not_a_file(void **state)
     test_refused(esp_st_open(&f, test_path("tests/data"), &err), ESP_EFORMAT, &err, "not a regular file");
 }
 
-/* ---- damage
- * ------------------------------------------------------------------------------------------------------ */
+/* ---- damage ---- */
 
 /* Touch everything a caller may touch. */
 static void walk(const struct esp_st_file *f, const struct image *m)

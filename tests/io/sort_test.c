@@ -1,5 +1,8 @@
-/* Index sort: order, stability, all lengths around powers of two, memory failure. SPDX-License-Identifier:
- * MIT */
+/*
+ * Index sort: order, stability, all lengths around powers of two, memory failure.
+ *
+ * SPDX-License-Identifier: MIT
+ */
 #include "support/support.h"
 
 #include "base/mem.h"

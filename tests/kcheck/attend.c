@@ -230,7 +230,8 @@ static void check_attend(struct kc *kc, enum esp_kv type)
 
     for (size_t d = 0; d < 8; d++) {
         for (size_t i = 0; i < 14; i++)
-            check_one(kc, type, dims[d], queries[(d + i) % 10], positions[i], i % 2 ? KC_RANDOM : KC_EXTREME);
+            check_one(kc, type, dims[d], queries[(d + i) % 10], positions[i],
+                      (enum kc_pattern)((d + i) % KC_PATTERN_COUNT));
     }
     for (int p = 0; p < KC_PATTERN_COUNT; p++)
         check_one(kc, type, 256, 4, 256, (enum kc_pattern)p);

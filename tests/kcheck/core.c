@@ -16,7 +16,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-const char *const kc_pattern_names[KC_PATTERN_COUNT] = {"random", "zero", "onehot", "extreme", "denormal"};
+const char *const kc_pattern_names[KC_PATTERN_COUNT] = {"random",  "zero",     "onehot",
+                                                        "extreme", "denormal", "constant"};
 
 enum { CANARY = 0xff }; /* 0xffffffff is a NaN: a canary that is read as input shows in the result */
 
@@ -173,6 +174,8 @@ float kc_normal(struct kc *kc)
 void kc_fill(struct kc *kc, float *x, size_t n, enum kc_pattern p, float extreme)
 {
     const size_t hot = n ? kc_below(kc, (uint32_t)n) : 0;
+    const float constant =
+        kc_uniform(kc, 0.05f, 0.2f); /* rounding errors of a running sum all point one way */
 
     for (size_t i = 0; i < n; i++) {
         switch (p) {
@@ -187,6 +190,9 @@ void kc_fill(struct kc *kc, float *x, size_t n, enum kc_pattern p, float extreme
             break;
         case KC_DENORMAL:
             x[i] = kc_normal(kc) * 1e-40f;
+            break;
+        case KC_CONSTANT:
+            x[i] = constant;
             break;
         default:
             x[i] = 0;

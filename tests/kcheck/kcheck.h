@@ -27,7 +27,7 @@
 #define KC_SILU_FLOOR 1e-36
 #define KC_TINY       0x1p-148 /* a rounding in the subnormal range */
 
-enum kc_pattern { KC_RANDOM, KC_ZERO, KC_ONEHOT, KC_EXTREME, KC_DENORMAL, KC_PATTERN_COUNT };
+enum kc_pattern { KC_RANDOM, KC_ZERO, KC_ONEHOT, KC_EXTREME, KC_DENORMAL, KC_CONSTANT, KC_PATTERN_COUNT };
 extern const char *const kc_pattern_names[KC_PATTERN_COUNT];
 
 typedef void (*kc_fn)(void);
@@ -103,6 +103,7 @@ double kc_read_bandwidth(void); /* GB/s of one core on memory beyond the caches 
 
 /* The themes. Each checks its entries, or times them when kc->bench. */
 void kc_linear(struct kc *kc);
+void kc_trellis(struct kc *kc);
 void kc_norm(struct kc *kc);
 void kc_vec(struct kc *kc);
 void kc_convert(struct kc *kc);

@@ -15,6 +15,7 @@
 
 #include "formats/affine.h"
 #include "formats/format.h"
+#include "formats/trellis.h"
 
 struct shape {
     uint32_t n_in, group;
@@ -65,6 +66,10 @@ static void fill_scales(struct kc *kc, const struct esp_weight *w, enum kc_patte
         float s = kc_uniform(kc, 0.001f, 0.02f) * (kc_below(kc, 2) ? 1.0f : -1.0f);
         float b = -s * (float)((1u << bits) - 1) * kc_uniform(kc, 0, 1);
 
+        if (p == KC_CONSTANT) {
+            s = 0.01f;
+            b = 0.1f;
+        }
         if (p == KC_EXTREME) {
             s *= 1000;
             b *= 1000;
@@ -109,7 +114,7 @@ static void make_weight(struct kc *kc, struct job *j, const struct shape *s, uin
         scales = kc_alloc(kc, n_out * w->scale_row_bytes, 1, misalign);
         biases = kc_alloc(kc, n_out * w->scale_row_bytes, 1, misalign);
         for (size_t i = 0; i < n_out * w->row_bytes; i++)
-            codes[i] = (uint8_t)(p == KC_EXTREME ? 0xff : p == KC_ZERO ? 0 : kc_next(kc));
+            codes[i] = (uint8_t)(p == KC_EXTREME ? 0xff : p == KC_ZERO || p == KC_CONSTANT ? 0 : kc_next(kc));
         fill_scales(kc, w, p, scales, biases);
         kc_protect(kc, scales);
         kc_protect(kc, biases);
@@ -313,10 +318,13 @@ static void check_splits(struct kc *kc, struct job *j, const struct shape *s, ui
     }
 }
 
+/* Every pattern on small shapes; random and constant inputs on those of real models. */
 static void check_shape(struct kc *kc, struct job *j, const struct shape *s, uint32_t n_out,
                         bool every_pattern)
 {
-    for (int p = 0; p < (every_pattern ? KC_PATTERN_COUNT : 1); p++) {
+    for (int p = 0; p < KC_PATTERN_COUNT; p++) {
+        if (!every_pattern && p != KC_RANDOM && p != KC_CONSTANT)
+            continue;
         kc_begin(kc, "in%u g%u scale%d out%u %s", s->n_in, s->group, (int)s->scale, n_out,
                  kc_pattern_names[p]);
         check_values(kc, j, s, n_out, (enum kc_pattern)p);
@@ -438,7 +446,7 @@ void kc_linear(struct kc *kc)
             const struct esp_linear *below = kc->below ? &kc->below->linear[f][a] : NULL;
             const bool same = below && l->prepare == below->prepare;
 
-            if (esp_act_resolve(j.format, j.act) != j.act)
+            if (esp_is_trellis(j.format) || esp_act_resolve(j.format, j.act) != j.act)
                 continue;
             if (!kc_entry(kc, (kc_fn)l->product, same ? (kc_fn)below->product : NULL, "linear.%s.%s",
                           esp_format_get(j.format)->name, esp_act_name(j.act)))

@@ -1,5 +1,8 @@
-/* The table itself: total at every level, levels by name, precision of activations. SPDX-License-Identifier:
- * MIT */
+/*
+ * The table itself: total at every level, levels by name, precision of activations.
+ *
+ * SPDX-License-Identifier: MIT
+ */
 #include "kernels/each_level.h"
 
 #include <string.h>

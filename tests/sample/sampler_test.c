@@ -44,8 +44,7 @@ static uint32_t draw(const struct esp_sampler *s, const float *logits, const uin
     return r.id;
 }
 
-/* ---- sampling.json (field cases 25, 26, 27)
- * ----------------------------------------------------------------------- */
+/* ---- sampling.json (field cases 25, 26, 27) ---- */
 
 static double number(const json_t *j)
 {
@@ -200,8 +199,7 @@ static void test_cases(void **state)
     json_decref(file);
 }
 
-/* ---- masks, bans, numbers
- * ----------------------------------------------------------------------------------------- */
+/* ---- masks, bans, numbers ---- */
 
 /* Trap 34: ids of the padded head (248077 and above) must not be sampled, however likely the head makes them.
  */
@@ -373,8 +371,7 @@ static void test_case_26_greedy_ties(void **state)
     }
 }
 
-/* ---- draws
- * -------------------------------------------------------------------------------------------------------- */
+/* ---- draws ---- */
 
 /* Case 24: the draw depends on seed, choice and position, not on order, history or other rows sharing the
  * scratch. */
@@ -454,8 +451,7 @@ static void test_distribution(void **state)
     esp_sample_work_destroy(w);
 }
 
-/* ---- memory
- * ------------------------------------------------------------------------------------------------------- */
+/* ---- memory ---- */
 
 static void test_no_memory(void **state)
 {

@@ -55,11 +55,13 @@ void test_net_open(struct test_net *t, struct test_net_opts o)
 
     memset(t, 0, sizeof *t);
     p.max_out = p.max_tok;
+    p.max_rank = o.max_rank;
     z.n_page = p.max_seq * ((p.context + ESP_SPAN - 1) / ESP_SPAN + 1);
     test_ok(esp_checkpoint_open(&t->ck, o.folder[0] == '/' ? o.folder : test_path(o.folder), &err), &err);
     test_ok(esp_source_checkpoint(&t->src, t->ck, &err), &err);
     test_ok(esp_net_load(&t->net, &t->ck->config, t->src, &err), &err);
     t->net->layout.kv = o.kv;
+    t->net->layout.n_attn += o.mtp;
     test_ok(esp_layout_finish(&t->net->layout, &err), &err);
     test_device(&t->dev, &o);
     test_ok(esp_state_pools_create(&t->pools, t->dev, &t->net->layout, &z, &err), &err);
@@ -107,6 +109,10 @@ void test_net_run(struct test_net *t, struct esp_state *s, const int32_t *ids, u
             out_rows[j] = j;
         }
         test_ok(esp_state_begin(s, m, ESP_PASS_WRITE, &seq, &err), &err);
+        seq.n_lora = t->n_lora;
+        memcpy(seq.lora, t->lora, sizeof seq.lora);
+        for (uint32_t j = 0; j < ESP_LORA_STACK; j++)
+            seq.lora_scale[j] = 1.0f;
         test_ok(t->dev->ops->run(t->plan, &b, &err), &err);
         test_ok(t->dev->ops->wait(t->dev, &err), &err);
         test_ok(esp_state_commit(s, m, &err), &err);

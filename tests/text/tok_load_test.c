@@ -54,6 +54,7 @@ static void put(json_t *root, const char *path, const char *value)
         json_object_del(at, part);
 }
 
+/* long: one line a refusal */
 static void test_refusals(void **state)
 {
     static const struct {

@@ -1,8 +1,10 @@
 /*
- * Private types of the CPU backend: the device, a compiled plan, and what op files offer to the walker in run.c.
+ * Private types of the CPU backend: the device, a compiled plan, and what op files offer to the walker in
+ * run.c.
  *
- * All threads walk the plan together: each op is cut into tasks, threads take tasks from the op's counter, and a barrier
- * ends the op. Which thread runs a task never matters (kernels.h: outputs are fixed functions of their inputs).
+ * All threads walk the plan together: each op is cut into tasks, threads take tasks from the op's counter,
+ * and a barrier ends the op. Which thread runs a task never matters (kernels.h: outputs are fixed functions
+ * of their inputs).
  *
  * SPDX-License-Identifier: MIT
  */
@@ -20,8 +22,10 @@ struct cpu_dev {
     struct esp_pool *pool;
 };
 
-/* Positions whose spans one attention group covers; groups are merged in ascending order (doc/determinism.md). */
+/* Positions whose spans one attention group covers; groups are merged in ascending order
+ * (doc/determinism.md). */
 enum { ATTEND_GROUP_SPANS = 16 };
+enum { STEP_COUNTERS = 2 + 2 * ESP_LORA_STACK }; /* two of the op itself, two for each level of adapters */
 enum { ATTEND_BLOCK_TOKENS = 16 }; /* queries of one task: that many tokens of one KV head's query heads */
 
 /* A product of a step group: its op, kernel, and where its prepared input lies. */
@@ -29,9 +33,9 @@ struct linear {
     const struct esp_op *op;
     const struct esp_linear *kernel;
     uint32_t n_out;
-    bool prepares;       /* first user of its prepared rows */
-    size_t act_off;      /* in the plan's act region; unused when the kernel takes x itself */
-    size_t act_row;      /* bytes of one prepared row */
+    bool prepares;  /* first user of its prepared rows */
+    size_t act_off; /* in the plan's act region; unused when the kernel takes x itself */
+    size_t act_row; /* bytes of one prepared row */
 };
 
 /* One barrier-to-barrier unit: a single op, or linear ops that share their input. */
@@ -47,12 +51,12 @@ struct esp_plan {
     struct esp_plan_opts opts;
     struct step *steps;
     struct linear *linears;
-    uint32_t n_step, n_linear;
-    size_t *value_off;       /* [n_value] bytes into scratch */
-    size_t values_bytes, act_bytes, rope_bytes, split_bytes, thread_bytes;
-    uint8_t *scratch;        /* values, act, rope, split partials, then thread_bytes per thread */
+    uint32_t n_step, n_linear, max_group; /* most products of one step */
+    size_t *value_off;                    /* [n_value] bytes into scratch */
+    size_t values_bytes, act_bytes, rope_bytes, split_bytes, lora_bytes, thread_bytes;
+    uint8_t *scratch; /* values, act, rope, split partials, adapter rows, then thread_bytes per thread */
     size_t scratch_bytes;
-    _Atomic uint32_t *counters; /* [n_step][2] */
+    _Atomic uint32_t *counters;    /* [n_step][STEP_COUNTERS] */
     const struct esp_batch *batch; /* of the running step */
 };
 
@@ -74,7 +78,8 @@ static inline uint8_t *plan_act(const struct esp_plan *p)
 /* Cosines then sines of token i: [2][n_half]. */
 static inline float *plan_rope(const struct esp_plan *p, uint32_t i)
 {
-    return (float *)(void *)(p->scratch + p->values_bytes + p->act_bytes) + (size_t)i * 2 * p->tape->rope.n_half;
+    return (float *)(void *)(p->scratch + p->values_bytes + p->act_bytes) +
+           (size_t)i * 2 * p->tape->rope.n_half;
 }
 
 static inline float *plan_split(const struct esp_plan *p)
@@ -82,10 +87,16 @@ static inline float *plan_split(const struct esp_plan *p)
     return (float *)(void *)(p->scratch + p->values_bytes + p->act_bytes + p->rope_bytes);
 }
 
+/* Rows x A of adapters: [product of the step][token][max_rank]. */
+static inline float *plan_lora(const struct esp_plan *p)
+{
+    return (float *)(void *)(p->scratch + p->values_bytes + p->act_bytes + p->rope_bytes + p->split_bytes);
+}
+
 static inline float *plan_thread(const struct esp_plan *p, uint32_t tid)
 {
     return (float *)(void *)(p->scratch + p->values_bytes + p->act_bytes + p->rope_bytes + p->split_bytes +
-                             (size_t)tid * p->thread_bytes);
+                             p->lora_bytes + (size_t)tid * p->thread_bytes);
 }
 
 static inline uint8_t *plan_slot(const struct esp_plan *p, uint32_t slot, uint32_t layer)
@@ -95,7 +106,8 @@ static inline uint8_t *plan_slot(const struct esp_plan *p, uint32_t slot, uint32
 }
 
 /* K (which 0) or V (which 1) of one head in one page. */
-static inline uint8_t *plan_kv(const struct esp_plan *p, uint32_t page, uint32_t layer, uint32_t head, uint32_t which)
+static inline uint8_t *plan_kv(const struct esp_plan *p, uint32_t page, uint32_t layer, uint32_t head,
+                               uint32_t which)
 {
     const struct esp_layout *l = &p->pools.layout;
 
@@ -106,31 +118,37 @@ static inline uint8_t *plan_kv(const struct esp_plan *p, uint32_t page, uint32_t
 struct thread { /* what an op's code needs to know of its thread */
     const struct esp_plan *p;
     uint32_t tid, n_thread;
-    float *scratch;                /* thread_bytes */
-    _Atomic uint32_t *counter;     /* two counters of the step, both 0 at its start */
+    float *scratch;            /* thread_bytes */
+    _Atomic uint32_t *counter; /* STEP_COUNTERS of the step, all 0 at its start */
 };
 
 /* Op families; each runs one step on the calling thread together with its peers. */
-void cpu_step_linear(const struct thread *t, const struct step *s);
-void cpu_op_attend(const struct thread *t, const struct esp_op *op);
-void cpu_op_kv_append(const struct thread *t, const struct esp_op *op);
-void cpu_op_conv(const struct thread *t, const struct esp_op *op);
-void cpu_op_delta(const struct thread *t, const struct esp_op *op);
-void cpu_op_rows(const struct thread *t, const struct esp_op *op); /* everything that is row by row */
-void cpu_rope_table(const struct thread *t);
+void esp_cpu_step_linear(const struct thread *t, const struct step *s);
+/* Add what the batch's adapters contribute to the products of s; every thread calls it after its share of s.
+ */
+void esp_cpu_step_lora(const struct thread *t, const struct step *s);
+void esp_cpu_op_attend(const struct thread *t, const struct esp_op *op);
+void esp_cpu_op_kv_append(const struct thread *t, const struct esp_op *op);
+void esp_cpu_op_conv(const struct thread *t, const struct esp_op *op);
+void esp_cpu_op_delta(const struct thread *t, const struct esp_op *op);
+void esp_cpu_op_hidden(const struct thread *t, const struct esp_op *op);
+void esp_cpu_op_rows(const struct thread *t, const struct esp_op *op); /* everything that is row by row */
+void esp_cpu_rope_table(const struct thread *t);
 
 /* Sizes that plan.c needs from op files. */
-size_t cpu_attend_thread_floats(const struct esp_tape *t, const struct esp_layout *l);
-size_t cpu_attend_split_floats(const struct esp_tape *t, const struct esp_layout *l, const struct esp_plan_opts *o);
-size_t cpu_delta_thread_floats(const struct esp_layout *l);
+size_t esp_cpu_attend_thread_floats(const struct esp_tape *t, const struct esp_layout *l);
+size_t esp_cpu_attend_split_floats(const struct esp_tape *t, const struct esp_layout *l,
+                                   const struct esp_plan_opts *o);
+size_t esp_cpu_lora_thread_floats(const struct esp_plan_opts *o);
+size_t esp_cpu_delta_thread_floats(const struct esp_layout *l);
 
 /* compile, see backend.h */
-esp_status cpu_plan_bytes(struct esp_dev *d, const struct esp_tape *t, const struct esp_layout *l,
-                          const struct esp_plan_opts *o, size_t *bytes, esp_error *err);
-esp_status cpu_compile(struct esp_dev *d, const struct esp_tape *t, const struct esp_pools *pools,
-                       const struct esp_plan_opts *o, struct esp_plan **out, esp_error *err);
-void cpu_plan_free(struct esp_plan *p);
-esp_status cpu_run(struct esp_plan *p, const struct esp_batch *b, esp_error *err);
-bool cpu_can(const struct esp_dev *d, const struct esp_op *op);
+esp_status esp_cpu_plan_bytes(struct esp_dev *d, const struct esp_tape *t, const struct esp_layout *l,
+                              const struct esp_plan_opts *o, size_t *bytes, esp_error *err);
+esp_status esp_cpu_compile(struct esp_dev *d, const struct esp_tape *t, const struct esp_pools *pools,
+                           const struct esp_plan_opts *o, struct esp_plan **out, esp_error *err);
+void esp_cpu_plan_free(struct esp_plan *p);
+esp_status esp_cpu_run(struct esp_plan *p, const struct esp_batch *b, esp_error *err);
+bool esp_cpu_can(const struct esp_dev *d, const struct esp_op *op);
 
 #endif

@@ -67,7 +67,7 @@ static esp_status cpu_fill(struct esp_span dst, uint8_t value, esp_error *err)
 static esp_status cpu_wait(struct esp_dev *d, esp_error *err)
 {
     (void)d;
-    (void)err; /* cpu_run() returns when the step is done */
+    (void)err; /* esp_cpu_run() returns when the step is done */
     return ESP_OK;
 }
 
@@ -88,11 +88,11 @@ static const struct esp_backend_ops cpu_ops = {
     .free = cpu_free,
     .copy = cpu_copy,
     .fill = cpu_fill,
-    .can = cpu_can,
-    .plan_bytes = cpu_plan_bytes,
-    .compile = cpu_compile,
-    .plan_free = cpu_plan_free,
-    .run = cpu_run,
+    .can = esp_cpu_can,
+    .plan_bytes = esp_cpu_plan_bytes,
+    .compile = esp_cpu_compile,
+    .plan_free = esp_cpu_plan_free,
+    .run = esp_cpu_run,
     .wait = cpu_wait,
 };
 

@@ -40,7 +40,7 @@ static uint32_t most_rep(const struct esp_tape *t, const struct esp_layout *l)
 }
 
 /* Per thread: queries, a group's (m, l, acc), the total's, visible counts, and the kernel's own scratch. */
-size_t cpu_attend_thread_floats(const struct esp_tape *t, const struct esp_layout *l)
+size_t esp_cpu_attend_thread_floats(const struct esp_tape *t, const struct esp_layout *l)
 {
     uint32_t n_query = most_rep(t, l) * ATTEND_BLOCK_TOKENS;
 
@@ -53,8 +53,8 @@ static uint32_t groups_of(uint32_t positions)
 }
 
 /* Partials of all groups of split rows: at most SPLIT_ROWS rows of each sequence. */
-size_t cpu_attend_split_floats(const struct esp_tape *t, const struct esp_layout *l,
-                               const struct esp_plan_opts *o)
+size_t esp_cpu_attend_split_floats(const struct esp_tape *t, const struct esp_layout *l,
+                                   const struct esp_plan_opts *o)
 {
     uint32_t groups = groups_of(o->context), rows = o->max_seq * SPLIT_ROWS;
     uint32_t n_head = most_rep(t, l) * l->n_kv_head;
@@ -269,7 +269,7 @@ static void second_phase(const struct thread *t, const struct esp_op *op, const 
     }
 }
 
-void cpu_op_attend(const struct thread *t, const struct esp_op *op)
+void esp_cpu_op_attend(const struct thread *t, const struct esp_op *op)
 {
     const struct esp_batch *b = t->p->batch;
     struct shape h = shape_of(t->p, op);
@@ -285,7 +285,7 @@ void cpu_op_attend(const struct thread *t, const struct esp_op *op)
 }
 
 /* Rows of keys and values into their pages; a task is one token. */
-void cpu_op_kv_append(const struct thread *t, const struct esp_op *op)
+void esp_cpu_op_kv_append(const struct thread *t, const struct esp_op *op)
 {
     const struct esp_plan *p = t->p;
     const struct esp_layout *l = &p->pools.layout;

@@ -38,7 +38,7 @@ static void keep_rows(const struct esp_plan *p, const struct esp_batch_seq *s, u
     }
 }
 
-void cpu_op_conv(const struct thread *t, const struct esp_op *op)
+void esp_cpu_op_conv(const struct thread *t, const struct esp_op *op)
 {
     const struct esp_plan *p = t->p;
     const struct esp_layout *l = &p->pools.layout;
@@ -58,7 +58,7 @@ void cpu_op_conv(const struct thread *t, const struct esp_op *op)
     }
 }
 
-size_t cpu_delta_thread_floats(const struct esp_layout *l)
+size_t esp_cpu_delta_thread_floats(const struct esp_layout *l)
 {
     return l->n_delta ? (size_t)ESP_CHUNK * l->dk + ((esp_delta_scratch_floats() + 15) & ~(size_t)15) : 0;
 }
@@ -167,7 +167,7 @@ static void run_head(const struct thread *t, struct head *h)
     }
 }
 
-void cpu_op_delta(const struct thread *t, const struct esp_op *op)
+void esp_cpu_op_delta(const struct thread *t, const struct esp_op *op)
 {
     const struct esp_plan *p = t->p;
     uint32_t kh = p->pools.layout.kh, n_task = p->batch->n_seq * kh;

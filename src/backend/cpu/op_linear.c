@@ -55,7 +55,15 @@ static uint32_t grain_of(const struct esp_plan *p, const struct step *s, uint32_
     return grain ? grain : GRAIN_ALIGN;
 }
 
-void cpu_step_linear(const struct thread *t, const struct step *s)
+/* The step's grain for this weight: whole columns of blocks where outputs are coded together. */
+static uint32_t grain_for(const struct linear *l, uint32_t grain)
+{
+    uint32_t align = esp_weight_out_align(l->op->w);
+
+    return (grain + align - 1) / align * align;
+}
+
+void esp_cpu_step_linear(const struct thread *t, const struct step *s)
 {
     const struct esp_plan *p = t->p;
     uint32_t n_row = rows_of(p, s), grain = grain_of(p, s, t->n_thread);
@@ -69,20 +77,27 @@ void cpu_step_linear(const struct thread *t, const struct step *s)
         return;
     /* Tasks are numbered through all weights of the step; i and first follow the number upwards. */
     for (next = esp_task_next(t->counter + 1);; next = esp_task_next(t->counter + 1)) {
-        const struct linear *l;
+        const struct linear *l = NULL;
         const void *act;
-        uint32_t o0, o1;
+        uint32_t o0, o1, g = 0;
         float *y;
 
-        while (i < s->n_linear && next - first >= (p->linears[s->first_linear + i].n_out + grain - 1) / grain)
-            first += (p->linears[s->first_linear + i++].n_out + grain - 1) / grain;
+        for (; i < s->n_linear; i++) {
+            uint32_t tasks;
+
+            l = &p->linears[s->first_linear + i];
+            g = grain_for(l, grain);
+            tasks = (l->n_out + g - 1) / g;
+            if (next - first < tasks)
+                break;
+            first += tasks;
+        }
         if (i == s->n_linear)
             return;
-        l = &p->linears[s->first_linear + i];
         act = l->kernel->prepare ? (const void *)(plan_act(p) + l->act_off) : plan_value(p, l->op->a);
         y = s->op->kind == ESP_OP_LOGITS ? p->batch->logits : plan_value(p, l->op->out);
-        o0 = (next - first) * grain;
-        o1 = l->n_out - o0 < grain ? l->n_out : o0 + grain;
+        o0 = (next - first) * g;
+        o1 = l->n_out - o0 < g ? l->n_out : o0 + g;
         l->kernel->product(l->op->w, act, n_row, o0, o1, y, l->n_out);
     }
 }

@@ -62,6 +62,14 @@ static void gated_norm(const struct esp_plan *p, const struct esp_op *op, uint32
                          op->eps, plan_value(p, op->out) + (size_t)i * n, n);
 }
 
+static void concat(const struct esp_plan *p, const struct esp_op *op, uint32_t i, float *y)
+{
+    size_t na = p->tape->values[op->a].width, nb = p->tape->values[op->b].width;
+
+    memcpy(y, plan_value(p, op->a) + i * na, na * sizeof *y);
+    memcpy(y + na, plan_value(p, op->b) + i * nb, nb * sizeof *y);
+}
+
 /* One row of an op without heads. */
 static void plain_row(const struct esp_plan *p, const struct esp_op *op, uint32_t i)
 {
@@ -77,6 +85,12 @@ static void plain_row(const struct esp_plan *p, const struct esp_op *op, uint32_
     case ESP_OP_ADD:
         memcpy(y, a + i * n, n * sizeof *y);
         k->add(y, plan_value(p, op->b) + i * n, n);
+        break;
+    case ESP_OP_INPUT:
+        memcpy(y, p->batch->input + i * n, n * sizeof *y);
+        break;
+    case ESP_OP_CONCAT:
+        concat(p, op, i, y);
         break;
     case ESP_OP_SWIGLU:
         k->swiglu(a + i * n, plan_value(p, op->b) + i * n, y, n);
@@ -111,7 +125,17 @@ static void one(const struct esp_plan *p, const struct esp_op *op, uint32_t i)
     }
 }
 
-void cpu_op_rows(const struct thread *t, const struct esp_op *op)
+/* The wanted hidden rows leave the plan; the value stays. */
+void esp_cpu_op_hidden(const struct thread *t, const struct esp_op *op)
+{
+    const struct esp_batch *b = t->p->batch;
+    size_t n = t->p->tape->values[op->a].width;
+
+    if (b->hidden && t->tid == 0)
+        memcpy(b->hidden, plan_value(t->p, op->a), b->n_tok * n * sizeof *b->hidden);
+}
+
+void esp_cpu_op_rows(const struct thread *t, const struct esp_op *op)
 {
     bool per_head =
         op->kind == ESP_OP_HEAD_ROPE || op->kind == ESP_OP_HEAD_GATE || op->kind == ESP_OP_GATED_NORM;
@@ -127,7 +151,7 @@ void cpu_op_rows(const struct thread *t, const struct esp_op *op)
 }
 
 /* Cosines and sines of every token of the step; rows are shared out by thread number. */
-void cpu_rope_table(const struct thread *t)
+void esp_cpu_rope_table(const struct thread *t)
 {
     const struct esp_rope *r = &t->p->tape->rope;
 

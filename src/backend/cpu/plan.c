@@ -26,11 +26,11 @@ static bool is_product(const struct esp_op *op)
 static enum esp_act act_of(const struct esp_plan_opts *o, enum esp_format_id f)
 {
     if (o->act_auto)
-        return esp_format_get(f)->grouped ? ESP_ACT_INT8X2 : ESP_ACT_F32;
+        return esp_format_get(f)->integer ? ESP_ACT_INT8X2 : ESP_ACT_F32;
     return esp_act_resolve(f, o->act);
 }
 
-bool cpu_can(const struct esp_dev *d, const struct esp_op *op)
+bool esp_cpu_can(const struct esp_dev *d, const struct esp_op *op)
 {
     (void)d;
     return op->kind < ESP_OP_COUNT && (!op->w || op->w->format < ESP_FORMAT_COUNT);
@@ -48,7 +48,7 @@ static void choose_kernel(struct esp_plan *p, struct linear *l, const struct esp
     if (!l->kernel->prepare)
         return;
     for (uint32_t i = 0; i < n; i++)
-        if (l0[i].kernel->prepare == l->kernel->prepare && l0[i].op->w->group == op->w->group) {
+        if (l0[i].kernel->prepare == l->kernel->prepare && esp_weight_same_input(l0[i].op->w, op->w)) {
             l->act_off = l0[i].act_off;
             l->act_row = l0[i].act_row;
             return;
@@ -80,6 +80,8 @@ static void make_steps(struct esp_plan *p)
             s->n_linear++;
             i++;
         } while (i < t->n_op && t->ops[i].kind == s->op->kind && t->ops[i].a == s->op->a);
+        if (s->n_linear > p->max_group)
+            p->max_group = s->n_linear;
         if (act_used > p->act_bytes)
             p->act_bytes = act_used;
     }
@@ -95,25 +97,28 @@ static esp_status lay_out(struct esp_plan *p, esp_error *err)
 {
     const struct esp_tape *t = p->tape;
     const struct esp_layout *l = &p->pools.layout;
-    size_t thread_floats = max_size(cpu_attend_thread_floats(t, l), cpu_delta_thread_floats(l));
+    size_t thread_floats =
+        max_size(max_size(esp_cpu_attend_thread_floats(t, l), esp_cpu_delta_thread_floats(l)),
+                 esp_cpu_lora_thread_floats(&p->opts));
 
     p->steps = esp_alloc_array(t->n_op, sizeof *p->steps);
     p->linears = esp_alloc_array(t->n_op, sizeof *p->linears);
     p->value_off = esp_alloc_array(t->n_value, sizeof *p->value_off);
-    p->counters = esp_alloc_array((size_t)t->n_op * 2, sizeof *p->counters);
+    p->counters = esp_alloc_array((size_t)t->n_op * STEP_COUNTERS, sizeof *p->counters);
     if (!p->steps || !p->linears || !p->value_off || !p->counters)
         return esp_fail(err, ESP_ENOMEM, "plan of %u ops: out of memory", t->n_op);
     make_steps(p);
     p->values_bytes = esp_place_values(t, &p->opts, p->value_off);
     p->rope_bytes = pad64((size_t)p->opts.max_tok * 2 * t->rope.n_half * sizeof(float));
-    p->split_bytes = pad64(cpu_attend_split_floats(t, l, &p->opts) * sizeof(float));
+    p->split_bytes = pad64(esp_cpu_attend_split_floats(t, l, &p->opts) * sizeof(float));
+    p->lora_bytes = pad64((size_t)p->max_group * p->opts.max_tok * p->opts.max_rank * sizeof(float));
     p->thread_bytes = pad64(thread_floats * sizeof(float));
-    p->scratch_bytes = p->values_bytes + p->act_bytes + p->rope_bytes + p->split_bytes +
+    p->scratch_bytes = p->values_bytes + p->act_bytes + p->rope_bytes + p->split_bytes + p->lora_bytes +
                        p->thread_bytes * esp_pool_size(p->dev->pool);
     return ESP_OK;
 }
 
-void cpu_plan_free(struct esp_plan *p)
+void esp_cpu_plan_free(struct esp_plan *p)
 {
     if (!p)
         return;
@@ -142,31 +147,31 @@ static esp_status plan_create(struct esp_plan **out, struct esp_dev *d, const st
     p->pools.layout = *l;
     s = lay_out(p, err);
     if (s != ESP_OK) {
-        cpu_plan_free(p);
+        esp_cpu_plan_free(p);
         return s;
     }
     *out = p;
     return ESP_OK;
 }
 
-esp_status cpu_plan_bytes(struct esp_dev *d, const struct esp_tape *t, const struct esp_layout *l,
-                          const struct esp_plan_opts *o, size_t *bytes, esp_error *err)
+esp_status esp_cpu_plan_bytes(struct esp_dev *d, const struct esp_tape *t, const struct esp_layout *l,
+                              const struct esp_plan_opts *o, size_t *bytes, esp_error *err)
 {
     struct esp_plan *p;
 
     ESP_TRY(plan_create(&p, d, t, o, l, err));
     *bytes = p->scratch_bytes;
-    cpu_plan_free(p);
+    esp_cpu_plan_free(p);
     return ESP_OK;
 }
 
-esp_status cpu_compile(struct esp_dev *d, const struct esp_tape *t, const struct esp_pools *pools,
-                       const struct esp_plan_opts *o, struct esp_plan **out, esp_error *err)
+esp_status esp_cpu_compile(struct esp_dev *d, const struct esp_tape *t, const struct esp_pools *pools,
+                           const struct esp_plan_opts *o, struct esp_plan **out, esp_error *err)
 {
     struct esp_plan *p;
 
     for (uint32_t i = 0; i < t->n_op; i++)
-        if (!cpu_can(d, &t->ops[i]))
+        if (!esp_cpu_can(d, &t->ops[i]))
             return esp_fail(err, ESP_EUNSUPPORTED, "%s cannot run op %u (%s)", d->name, i,
                             esp_op_name(t->ops[i].kind));
     ESP_TRY(plan_create(&p, d, t, o, &pools->layout, err));
@@ -175,7 +180,7 @@ esp_status cpu_compile(struct esp_dev *d, const struct esp_tape *t, const struct
     if (!p->scratch) {
         size_t bytes = p->scratch_bytes;
 
-        cpu_plan_free(p);
+        esp_cpu_plan_free(p);
         return esp_fail(err, ESP_ENOMEM, "no memory for %zu bytes of scratch", bytes);
     }
     *out = p;

@@ -11,23 +11,29 @@ static void run_op(const struct thread *t, const struct step *s)
 {
     switch (s->op->kind) {
     case ESP_OP_LINEAR:
+        esp_cpu_step_linear(t, s);
+        esp_cpu_step_lora(t, s);
+        break;
     case ESP_OP_LOGITS:
-        cpu_step_linear(t, s);
+        esp_cpu_step_linear(t, s);
         break;
     case ESP_OP_ATTEND:
-        cpu_op_attend(t, s->op);
+        esp_cpu_op_attend(t, s->op);
         break;
     case ESP_OP_KV_APPEND:
-        cpu_op_kv_append(t, s->op);
+        esp_cpu_op_kv_append(t, s->op);
         break;
     case ESP_OP_CONV:
-        cpu_op_conv(t, s->op);
+        esp_cpu_op_conv(t, s->op);
         break;
     case ESP_OP_DELTA:
-        cpu_op_delta(t, s->op);
+        esp_cpu_op_delta(t, s->op);
+        break;
+    case ESP_OP_HIDDEN:
+        esp_cpu_op_hidden(t, s->op);
         break;
     default:
-        cpu_op_rows(t, s->op);
+        esp_cpu_op_rows(t, s->op);
         break;
     }
 }
@@ -48,10 +54,10 @@ static void walk(void *arg, uint32_t tid, uint32_t n_thread)
     const struct esp_plan *p = arg;
     struct thread t = {.p = p, .tid = tid, .n_thread = n_thread, .scratch = plan_thread(p, tid)};
 
-    cpu_rope_table(&t);
+    esp_cpu_rope_table(&t);
     esp_pool_barrier(p->dev->pool);
     for (uint32_t i = 0; i < p->n_step; i++) {
-        t.counter = &p->counters[(size_t)i * 2];
+        t.counter = &p->counters[(size_t)i * STEP_COUNTERS];
         run_op(&t, &p->steps[i]);
         esp_pool_barrier(p->dev->pool);
         if (!p->batch->tap)
@@ -65,11 +71,11 @@ static void walk(void *arg, uint32_t tid, uint32_t n_thread)
     }
 }
 
-esp_status cpu_run(struct esp_plan *p, const struct esp_batch *b, esp_error *err)
+esp_status esp_cpu_run(struct esp_plan *p, const struct esp_batch *b, esp_error *err)
 {
     ESP_TRY(esp_batch_check(b, p->tape, &p->pools, &p->opts, err));
     p->batch = b;
-    for (uint32_t i = 0; i < p->n_step * 2; i++)
+    for (uint32_t i = 0; i < p->n_step * STEP_COUNTERS; i++)
         atomic_store_explicit(&p->counters[i], 0, memory_order_relaxed);
     esp_pool_run(p->dev->pool, walk, p);
     return ESP_OK;

@@ -10,6 +10,7 @@
 void esp_kernels_init_ref(struct esp_kernels *k)
 {
     esp_ref_init_linear(k);
+    esp_ref_init_trellis(k); /* after linear, which fills every entry */
     esp_ref_init_norm(k);
     esp_ref_init_conv(k);
     esp_ref_init_delta(k);

@@ -46,6 +46,7 @@ static inline float silu(float x)
 }
 
 void esp_ref_init_linear(struct esp_kernels *k);
+void esp_ref_init_trellis(struct esp_kernels *k);
 void esp_ref_init_norm(struct esp_kernels *k);
 void esp_ref_init_conv(struct esp_kernels *k);
 void esp_ref_init_delta(struct esp_kernels *k);

@@ -7,8 +7,6 @@
 
 #include "kernels/x86/codes_avx2.h"
 
-#define A_ROWS 2 /* rows of a tile */
-
 #include "kernels/x86/affine_f32_body.h"
 #include "kernels/x86/parts.h"
 

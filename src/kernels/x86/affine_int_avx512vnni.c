@@ -7,14 +7,14 @@
 
 #include "kernels/x86/codes_avx512.h"
 
-#define A_ROWS 4 /* 16 accumulators; steps and activations come as memory operands */
+#define A_ROWS 4 /* 16 accumulators of 32 registers */
+#define A_OUTS 4 /* outputs whose codes are in registers together, to share loads of activations */
 
-/* acc + codes times q: q holds the bytes for a, then for b. */
-V_INLINE vi int_dot(vi acc, struct codes c, const int8_t *q, int bits)
+/* acc + codes times q, byte by byte. */
+V_INLINE vi int_dot(vi acc, struct codes c, struct codes q, int bits)
 {
     (void)bits;
-    acc = _mm512_dpbusd_epi32(acc, c.a, _mm512_loadu_si512(q));
-    return _mm512_dpbusd_epi32(acc, c.b, _mm512_loadu_si512(q + 64));
+    return _mm512_dpbusd_epi32(_mm512_dpbusd_epi32(acc, c.a, q.a), c.b, q.b);
 }
 
 #include "kernels/x86/affine_int_body.h"

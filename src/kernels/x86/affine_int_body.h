@@ -144,21 +144,30 @@ V_INLINE void int_tile(int bits, int terms, int n_row, const struct affine_tile 
             const int8_t *q = (const int8_t *)(t->act + 8 * pad + (size_t)terms * unit * UNIT);
 
             V_UNROLL
-            for (int o = 0; o < AFFINE_OUTS; o++) {
-                const struct codes c = affine_unit(t, bits, o, unit);
+            for (int o = 0; o < AFFINE_OUTS; o += A_OUTS) {
+                struct codes c[A_OUTS];
 
-                if (n_row <= 2 && bits)
-                    _mm_prefetch((const char *)((uintptr_t)t->codes[o] + unit * (UNIT * (size_t)bits / 8) +
-                                                AFFINE_OUTS * w->row_bytes),
-                                 _MM_HINT_T0);
+                V_UNROLL
+                for (int j = 0; j < A_OUTS; j++) {
+                    if (bits)
+                        affine_prefetch(t, bits, o + j, unit);
+                    c[j] = affine_unit(t, bits, o + j, unit);
+                }
                 V_UNROLL
                 for (int r = 0; r < n_row; r++) {
                     const int8_t *qr = q + (size_t)r * t->act_bytes;
-                    vi sum = int_dot(vi_zero(), c, qr, bits);
+                    const struct codes q1 = codes_load((const uint8_t *)qr);
+                    const struct codes q2 = terms == 2 ? codes_load((const uint8_t *)qr + UNIT) : q1;
 
-                    if (terms == 2)
-                        sum = int_dot(vi_shl(sum, 7), c, qr + UNIT, bits);
-                    acc[r][o] = vf_fma(vf_from_i(sum), vf_lanes(step[r][o], index), acc[r][o]);
+                    V_UNROLL
+                    for (int j = 0; j < A_OUTS; j++) {
+                        vi sum = int_dot(vi_zero(), c[j], q1, bits);
+
+                        if (terms == 2)
+                            sum = int_dot(vi_shl(sum, 7), c[j], q2, bits);
+                        acc[r][o + j] =
+                            vf_fma(vf_from_i(sum), vf_lanes(step[r][o + j], index), acc[r][o + j]);
+                    }
                 }
             }
         }
@@ -193,98 +202,110 @@ static void int8_unpacked(const struct affine_tile *t, uint32_t n_row, __m128 *o
     int_rows(0, 1, t, n_row, out);
 }
 
-static void int8_tile2(const struct affine_tile *t, uint32_t n_row, __m128 *out)
-{
-    int_rows(2, 1, t, n_row, out);
-}
-
-static void int8_tile3(const struct affine_tile *t, uint32_t n_row, __m128 *out)
-{
-    int_rows(3, 1, t, n_row, out);
-}
-
-static void int8_tile4(const struct affine_tile *t, uint32_t n_row, __m128 *out)
-{
-    int_rows(4, 1, t, n_row, out);
-}
-
-static void int8_tile5(const struct affine_tile *t, uint32_t n_row, __m128 *out)
-{
-    int_rows(5, 1, t, n_row, out);
-}
-
-static void int8_tile6(const struct affine_tile *t, uint32_t n_row, __m128 *out)
-{
-    int_rows(6, 1, t, n_row, out);
-}
-
-static void int8_tile8(const struct affine_tile *t, uint32_t n_row, __m128 *out)
-{
-    int_rows(8, 1, t, n_row, out);
-}
-
 static void int8x2_unpacked(const struct affine_tile *t, uint32_t n_row, __m128 *out)
 {
     int_rows(0, 2, t, n_row, out);
 }
 
-static void int8x2_tile2(const struct affine_tile *t, uint32_t n_row, __m128 *out)
+/*
+ * Four outputs for a block of rows. With more rows than a tile takes, codes are unpacked once into a stack
+ * buffer; rows too long for it, and 8 bits, unpack on the way again.
+ */
+V_INLINE void int_block(int bits, int terms, const struct affine_call *c, const struct affine_block *b)
 {
-    int_rows(2, 2, t, n_row, out);
+    const size_t bytes = AFFINE_OUTS * pad_to(c->w->n_in, UNIT);
+    const int buffered = bits != 8 && b->n_row > A_ROWS && bytes <= AFFINE_BUFFER_BYTES;
+    uint8_t buffer[AFFINE_BUFFER_BYTES] __attribute__((aligned(64)));
+    struct affine_tile t = {.w = c->w, .act_bytes = c->act_bytes};
+
+    affine_tile_set(&t, bits, b->out, b->n_out);
+    if (buffered)
+        affine_tile_unpack(&t, bits, buffer);
+    for (uint32_t r = 0; r < b->n_row; r += A_ROWS) {
+        const uint32_t n = b->n_row - r < A_ROWS ? b->n_row - r : A_ROWS;
+        __m128 out[A_ROWS];
+
+        t.act = c->act + (b->row + r) * c->act_bytes;
+        if (buffered)
+            (terms == 1 ? int8_unpacked : int8x2_unpacked)(&t, n, out);
+        else
+            int_rows(bits, terms, &t, n, out);
+        for (uint32_t j = 0; j < n; j++)
+            v_store4(c->y + (b->row + r + j) * c->ldy + b->out, out[j], b->n_out);
+    }
 }
 
-static void int8x2_tile3(const struct affine_tile *t, uint32_t n_row, __m128 *out)
+static void int8_block2(const struct affine_call *c, const struct affine_block *b)
 {
-    int_rows(3, 2, t, n_row, out);
+    int_block(2, 1, c, b);
 }
 
-static void int8x2_tile4(const struct affine_tile *t, uint32_t n_row, __m128 *out)
+static void int8_block3(const struct affine_call *c, const struct affine_block *b)
 {
-    int_rows(4, 2, t, n_row, out);
+    int_block(3, 1, c, b);
 }
 
-static void int8x2_tile5(const struct affine_tile *t, uint32_t n_row, __m128 *out)
+static void int8_block4(const struct affine_call *c, const struct affine_block *b)
 {
-    int_rows(5, 2, t, n_row, out);
+    int_block(4, 1, c, b);
 }
 
-static void int8x2_tile6(const struct affine_tile *t, uint32_t n_row, __m128 *out)
+static void int8_block5(const struct affine_call *c, const struct affine_block *b)
 {
-    int_rows(6, 2, t, n_row, out);
+    int_block(5, 1, c, b);
 }
 
-static void int8x2_tile8(const struct affine_tile *t, uint32_t n_row, __m128 *out)
+static void int8_block6(const struct affine_call *c, const struct affine_block *b)
 {
-    int_rows(8, 2, t, n_row, out);
+    int_block(6, 1, c, b);
+}
+
+static void int8_block8(const struct affine_call *c, const struct affine_block *b)
+{
+    int_block(8, 1, c, b);
+}
+
+static void int8x2_block2(const struct affine_call *c, const struct affine_block *b)
+{
+    int_block(2, 2, c, b);
+}
+
+static void int8x2_block3(const struct affine_call *c, const struct affine_block *b)
+{
+    int_block(3, 2, c, b);
+}
+
+static void int8x2_block4(const struct affine_call *c, const struct affine_block *b)
+{
+    int_block(4, 2, c, b);
+}
+
+static void int8x2_block5(const struct affine_call *c, const struct affine_block *b)
+{
+    int_block(5, 2, c, b);
+}
+
+static void int8x2_block6(const struct affine_call *c, const struct affine_block *b)
+{
+    int_block(6, 2, c, b);
+}
+
+static void int8x2_block8(const struct affine_call *c, const struct affine_block *b)
+{
+    int_block(8, 2, c, b);
 }
 
 static void int8_product(const struct esp_weight *w, const void *act, uint32_t n_row, uint32_t o0,
                          uint32_t o1, float *y, size_t ldy)
 {
+    static const affine_block_fn blocks[ESP_FORMAT_COUNT] = {
+        [ESP_FORMAT_AFFINE2] = int8_block2, [ESP_FORMAT_AFFINE3] = int8_block3,
+        [ESP_FORMAT_AFFINE4] = int8_block4, [ESP_FORMAT_AFFINE5] = int8_block5,
+        [ESP_FORMAT_AFFINE6] = int8_block6, [ESP_FORMAT_AFFINE8] = int8_block8,
+    };
     const struct affine_call c = {w, act, int8_bytes(w->n_in, w->group), n_row, o0, o1, y, ldy};
 
-    switch (w->format) {
-    case ESP_FORMAT_AFFINE2:
-        affine_product(&c, 2, int8_tile2, int8_unpacked);
-        break;
-    case ESP_FORMAT_AFFINE3:
-        affine_product(&c, 3, int8_tile3, int8_unpacked);
-        break;
-    case ESP_FORMAT_AFFINE4:
-        affine_product(&c, 4, int8_tile4, int8_unpacked);
-        break;
-    case ESP_FORMAT_AFFINE5:
-        affine_product(&c, 5, int8_tile5, int8_unpacked);
-        break;
-    case ESP_FORMAT_AFFINE6:
-        affine_product(&c, 6, int8_tile6, int8_unpacked);
-        break;
-    case ESP_FORMAT_AFFINE8:
-        affine_product(&c, 8, int8_tile8, int8_unpacked);
-        break;
-    default:
-        break;
-    }
+    affine_product(&c, blocks[w->format]);
 }
 
 static void int8_prepare_natural(const struct esp_weight *w, const float *x, size_t ldx, uint32_t n_row,
@@ -308,30 +329,14 @@ static void int8_prepare_4bit(const struct esp_weight *w, const float *x, size_t
 static void int8x2_product(const struct esp_weight *w, const void *act, uint32_t n_row, uint32_t o0,
                            uint32_t o1, float *y, size_t ldy)
 {
+    static const affine_block_fn blocks[ESP_FORMAT_COUNT] = {
+        [ESP_FORMAT_AFFINE2] = int8x2_block2, [ESP_FORMAT_AFFINE3] = int8x2_block3,
+        [ESP_FORMAT_AFFINE4] = int8x2_block4, [ESP_FORMAT_AFFINE5] = int8x2_block5,
+        [ESP_FORMAT_AFFINE6] = int8x2_block6, [ESP_FORMAT_AFFINE8] = int8x2_block8,
+    };
     const struct affine_call c = {w, act, int8x2_bytes(w->n_in, w->group), n_row, o0, o1, y, ldy};
 
-    switch (w->format) {
-    case ESP_FORMAT_AFFINE2:
-        affine_product(&c, 2, int8x2_tile2, int8x2_unpacked);
-        break;
-    case ESP_FORMAT_AFFINE3:
-        affine_product(&c, 3, int8x2_tile3, int8x2_unpacked);
-        break;
-    case ESP_FORMAT_AFFINE4:
-        affine_product(&c, 4, int8x2_tile4, int8x2_unpacked);
-        break;
-    case ESP_FORMAT_AFFINE5:
-        affine_product(&c, 5, int8x2_tile5, int8x2_unpacked);
-        break;
-    case ESP_FORMAT_AFFINE6:
-        affine_product(&c, 6, int8x2_tile6, int8x2_unpacked);
-        break;
-    case ESP_FORMAT_AFFINE8:
-        affine_product(&c, 8, int8x2_tile8, int8x2_unpacked);
-        break;
-    default:
-        break;
-    }
+    affine_product(&c, blocks[w->format]);
 }
 
 static void int8x2_prepare_natural(const struct esp_weight *w, const float *x, size_t ldx, uint32_t n_row,

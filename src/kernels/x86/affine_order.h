@@ -117,6 +117,14 @@ V_INLINE struct codes affine_unit(const struct affine_tile *t, int bits, int o, 
     return codes_get(bits, unit < t->n_whole ? t->codes[o] + unit * unit_bytes : t->tail[o]);
 }
 
+/* Ask for the codes that the next tile reads when this one reads `unit`. */
+V_INLINE void affine_prefetch(const struct affine_tile *t, int bits, int o, size_t unit)
+{
+    const size_t at = unit * (UNIT * (size_t)bits / 8) + AFFINE_OUTS * t->w->row_bytes;
+
+    _mm_prefetch((const char *)((uintptr_t)t->codes[o] + at), _MM_HINT_T0);
+}
+
 /* Unpack a tile into buffer and point it there. */
 V_INLINE void affine_tile_unpack(struct affine_tile *t, int bits, uint8_t *buffer)
 {
@@ -125,21 +133,16 @@ V_INLINE void affine_tile_unpack(struct affine_tile *t, int bits, uint8_t *buffe
     for (int o = 0; o < AFFINE_OUTS; o++) {
         uint8_t *out = buffer + (size_t)o * n_unit * UNIT;
 
-        for (size_t u = 0; u < n_unit; u++)
+        for (size_t u = 0; u < n_unit; u++) {
+            affine_prefetch(t, bits, o, u);
             codes_store(out + u * UNIT, affine_unit(t, bits, o, u));
+        }
         t->codes[o] = out;
     }
     t->n_whole = n_unit;
 }
 
-/* Write n of the four outputs of each row. */
-V_INLINE void affine_store(const __m128 *out, uint32_t n_row, uint32_t n, float *y, size_t ldy)
-{
-    for (uint32_t r = 0; r < n_row; r++)
-        v_store4(y + r * ldy, out[r], n);
-}
-
-/* One product call, and the tile kernel with which affine_product() runs it. */
+/* One product call. */
 struct affine_call {
     const struct esp_weight *w;
     const uint8_t *act;
@@ -149,45 +152,32 @@ struct affine_call {
     size_t ldy;
 };
 
-typedef void (*affine_tile_fn)(const struct affine_tile *t, uint32_t n_row, __m128 *out);
+/* Up to four outputs by up to AFFINE_BLOCK_ROWS rows of it. */
+struct affine_block {
+    uint32_t out, n_out;
+    uint32_t row, n_row;
+};
 
-/*
- * All tiles of a call. Few rows: codes are unpacked on the way. More: blocks of outputs, in them blocks of
- * rows, in them tiles whose codes are unpacked once into a stack buffer (rows too long for it, and 8 bits,
- * unpack on the way again).
- */
-V_INLINE void affine_product(const struct affine_call *c, int bits, affine_tile_fn packed,
-                             affine_tile_fn unpacked)
+typedef void (*affine_block_fn)(const struct affine_call *c, const struct affine_block *b);
+
+/* All of a call: blocks of outputs whose weights stay in L2, in them blocks of rows, in them four outputs at
+ * a time. */
+static void affine_product(const struct affine_call *c, affine_block_fn run)
 {
-    const struct esp_weight *w = c->w;
-    const size_t fit = AFFINE_BLOCK_BYTES / w->row_bytes & ~(size_t)(AFFINE_OUTS - 1);
+    const size_t fit = AFFINE_BLOCK_BYTES / c->w->row_bytes & ~(size_t)(AFFINE_OUTS - 1);
     const uint32_t block =
         c->n_row <= AFFINE_BLOCK_ROWS ? c->o1 - c->o0 : (uint32_t)(fit > AFFINE_OUTS ? fit : AFFINE_OUTS);
-    const int buffered =
-        bits != 8 && c->n_row > A_ROWS && AFFINE_OUTS * pad_to(w->n_in, UNIT) <= AFFINE_BUFFER_BYTES;
-    uint8_t buffer[AFFINE_BUFFER_BYTES] __attribute__((aligned(64)));
-    struct affine_tile t = {.w = w, .act_bytes = c->act_bytes};
-    __m128 out[A_ROWS];
 
     for (uint32_t ob = c->o0; ob < c->o1; ob += block) {
         const uint32_t oe = c->o1 - ob < block ? c->o1 : ob + block;
 
-        for (uint32_t rb = 0; rb < c->n_row; rb += AFFINE_BLOCK_ROWS) {
-            const uint32_t re = c->n_row - rb < AFFINE_BLOCK_ROWS ? c->n_row : rb + AFFINE_BLOCK_ROWS;
+        for (uint32_t r = 0; r < c->n_row; r += AFFINE_BLOCK_ROWS) {
+            const uint32_t n_row = c->n_row - r < AFFINE_BLOCK_ROWS ? c->n_row - r : AFFINE_BLOCK_ROWS;
 
             for (uint32_t o = ob; o < oe; o += AFFINE_OUTS) {
-                const uint32_t n = oe - o < AFFINE_OUTS ? oe - o : AFFINE_OUTS;
+                const struct affine_block b = {o, oe - o < AFFINE_OUTS ? oe - o : AFFINE_OUTS, r, n_row};
 
-                affine_tile_set(&t, bits, o, n);
-                if (buffered)
-                    affine_tile_unpack(&t, bits, buffer);
-                for (uint32_t r = rb; r < re; r += A_ROWS) {
-                    const uint32_t rows = re - r < A_ROWS ? re - r : A_ROWS;
-
-                    t.act = c->act + r * c->act_bytes;
-                    (buffered ? unpacked : packed)(&t, rows, out);
-                    affine_store(out, rows, n, c->y + r * c->ldy + o, c->ldy);
-                }
+                run(c, &b);
             }
         }
     }

@@ -15,6 +15,8 @@
 #include "kernels/x86/dots.h"
 #include "kernels/x86/exp.h"
 
+enum { ATTEND_AHEAD = 8 }; /* positions */
+
 static float attend_exp(float x)
 {
     float y[VW];
@@ -76,6 +78,8 @@ V_INLINE void attend_values_block(int type, int n_row, int n_col, const struct e
 {
     const size_t size = dot_bytes(type);
     const uint8_t *v = (const uint8_t *)a->v + (t0 * a->ld_kv + c) * size;
+    const size_t ahead =
+        ATTEND_AHEAD * a->ld_kv * size; /* rows of a block of columns are no stream to the CPU */
     vf acc[V_ROWS * 4];
 
     V_UNROLL
@@ -93,6 +97,9 @@ V_INLINE void attend_values_block(int type, int n_row, int n_col, const struct e
         V_UNROLL
         for (int j = 0; j < n_col; j++) {
             const vf vv = dot_load(v + (size_t)j * VW * size, type);
+
+            if (j * VW * size % 64 == 0)
+                _mm_prefetch((const char *)((uintptr_t)v + ahead + (size_t)j * VW * size), _MM_HINT_T0);
 
             V_UNROLL
             for (int r = 0; r < n_row; r++)

@@ -106,4 +106,10 @@ V_INLINE void codes_store(uint8_t *p, struct codes c)
     _mm256_storeu_si256((__m256i *)(void *)(p + 32), c.b);
 }
 
+V_INLINE void codes_store_chunks(uint8_t *p, struct codes c)
+{
+    codes_store(p, (struct codes){_mm256_permute2x128_si256(c.a, c.b, 0x20),
+                                  _mm256_permute2x128_si256(c.a, c.b, 0x31)});
+}
+
 #endif

@@ -113,4 +113,12 @@ V_INLINE void codes_store(uint8_t *p, struct codes c)
     _mm512_storeu_si512(p + 64, c.b);
 }
 
+/* In the order of chunks: 16 bytes of a, 16 of b, again for the next chunk. */
+V_INLINE void codes_store_chunks(uint8_t *p, struct codes c)
+{
+    _mm512_storeu_si512(p, _mm512_permutex2var_epi64(c.a, _mm512_setr_epi64(0, 1, 8, 9, 2, 3, 10, 11), c.b));
+    _mm512_storeu_si512(p + 64,
+                        _mm512_permutex2var_epi64(c.a, _mm512_setr_epi64(4, 5, 12, 13, 6, 7, 14, 15), c.b));
+}
+
 #endif

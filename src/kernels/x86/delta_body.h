@@ -41,36 +41,69 @@ struct delta_products {
     const float *sk, *sq, *kk, *qk;
 };
 
+/* Weights of the rows before one row: decayed products of its key and its query with theirs. */
+struct delta_weights {
+    float k[ESP_CHUNK], q[ESP_CHUNK];
+    float whole; /* exp of all log decays up to the row */
+};
+
+/* Columns c .. of n_col vectors of row r; n_col is a constant, several vectors cover the latency of
+ * multiply-add. */
+V_INLINE void delta_columns(const struct esp_delta *d, size_t r, const struct delta_products *p,
+                            const struct delta_weights *w, size_t c, int n_col)
+{
+    const size_t i = d->row0 + r;
+    const vf beta = vf_set1(d->beta[r * d->ld_beta]), whole = vf_set1(w->whole), wq = vf_set1(w->q[i]);
+    const float *v = d->v + r * d->ld_v + c;
+    float *u = d->u + i * d->ld_u + c, *o = d->o + r * d->ld_o + c;
+    vf su[DELTA_VECTORS], so[DELTA_VECTORS];
+
+    V_UNROLL
+    for (int x = 0; x < n_col; x++) {
+        su[x] = vf_zero();
+        so[x] = vf_zero();
+    }
+    for (size_t j = 0; j < i; j++) {
+        const float *uj = d->u + j * d->ld_u + c;
+        const vf a = vf_set1(w->k[j]), b = vf_set1(w->q[j]);
+
+        V_UNROLL
+        for (int x = 0; x < n_col; x++) {
+            const vf ujx = vf_load(uj + x * VW);
+
+            su[x] = vf_fma(a, ujx, su[x]);
+            so[x] = vf_fma(b, ujx, so[x]);
+        }
+    }
+    V_UNROLL
+    for (int x = 0; x < n_col; x++) {
+        const vf left = vf_fnma(whole, vf_load(p->sk + c + x * VW), vf_load(v + x * VW));
+        const vf ui = vf_mul(beta, vf_sub(left, su[x]));
+        const vf sum = vf_fma(wq, ui, so[x]);
+
+        vf_store(u + x * VW, ui);
+        vf_store(o + x * VW, vf_fma(whole, vf_load(p->sq + c + x * VW), sum));
+    }
+}
+
 static void delta_solve(const struct esp_delta *d, size_t r, const struct delta_products *p)
 {
     const size_t i = d->row0 + r;
-    const float beta = d->beta[r * d->ld_beta];
-    const float *v = d->v + r * d->ld_v;
-    float *u = d->u + i * d->ld_u, *o = d->o + r * d->ld_o;
-    float decay[ESP_CHUNK], wk[ESP_CHUNK], wq[ESP_CHUNK];
-    const vf whole = vf_set1(delta_decays(d, i, decay));
+    struct delta_weights w;
+    float decay[ESP_CHUNK];
+    size_t c = 0;
 
+    w.whole = delta_decays(d, i, decay);
     for (size_t j = 0; j <= i; j += VW) {
-        const vf e = vf_load(decay + j);
+        const size_t n = i + 1 - j;
 
-        vf_store(wk + j, vf_mul(e, vf_load(p->kk + j)));
-        vf_store(wq + j, vf_mul(e, vf_load(p->qk + j)));
+        vf_store(w.k + j, vf_mul(vf_load(decay + j), vf_load_n(p->kk + j, n)));
+        vf_store(w.q + j, vf_mul(vf_load(decay + j), vf_load_n(p->qk + j, n)));
     }
-    for (size_t c = 0; c < d->dv; c += VW) {
-        vf su = vf_zero(), so = vf_zero(), uv;
-
-        for (size_t j = 0; j < i; j++) {
-            const vf uj = vf_load(d->u + j * d->ld_u + c);
-
-            su = vf_fma(vf_set1(wk[j]), uj, su);
-            so = vf_fma(vf_set1(wq[j]), uj, so);
-        }
-        uv = vf_sub(vf_fnma(whole, vf_load(p->sk + c), vf_load(v + c)), su);
-        uv = vf_mul(vf_set1(beta), uv);
-        so = vf_fma(vf_set1(wq[i]), uv, so);
-        vf_store(u + c, uv);
-        vf_store(o + c, vf_fma(whole, vf_load(p->sq + c), so));
-    }
+    for (; c + DELTA_VECTORS * VW <= d->dv; c += DELTA_VECTORS * VW)
+        delta_columns(d, r, p, &w, c, DELTA_VECTORS);
+    for (; c < d->dv; c += VW)
+        delta_columns(d, r, p, &w, c, 1);
 }
 
 static void delta_rows(const struct esp_delta *d, float *scratch)

@@ -6,11 +6,17 @@
 #include "kernels/levels.h"
 #include "kernels/x86/parts.h"
 
+void esp_kernels_init_avx512vbmi(struct esp_kernels *k)
+{
+    esp_trellis_init_avx512vbmi(k);
+}
+
 void esp_kernels_init_avx2(struct esp_kernels *k)
 {
     esp_dense_init_avx2(k);
     esp_affine_f32_init_avx2(k);
     esp_affine_int_init_avx2(k);
+    esp_trellis_init_avx2(k);
     esp_rows_init_avx2(k);
     esp_delta_init_avx2(k);
     esp_attend_init_avx2(k);
@@ -21,6 +27,7 @@ void esp_kernels_init_avx512(struct esp_kernels *k)
     esp_dense_init_avx512(k);
     esp_affine_f32_init_avx512(k);
     esp_affine_int_init_avx512vnni(k);
+    esp_trellis_init_avx512vnni(k);
     esp_rows_init_avx512(k);
     esp_delta_init_avx512(k);
     esp_attend_init_avx512(k);

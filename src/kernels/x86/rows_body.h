@@ -129,7 +129,7 @@ static void rows_conv_silu(const float *tail, size_t ld_tail, const float *p, si
             for (int j = 0; j < ESP_CONV_TAPS; j++) {
                 const size_t left = n - i < VW ? n - i : VW;
 
-                vf_store(taps + j * CONV_BLOCK + i, vf_every4(w + (c + i) * ESP_CONV_TAPS + j, left));
+                vf_store(taps + j * CONV_BLOCK + i, vf_every4(w + (c + i) * ESP_CONV_TAPS, j, left));
             }
         }
         for (size_t t = 0; t < n_tok; t++) {

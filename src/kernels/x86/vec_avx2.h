@@ -331,11 +331,11 @@ V_INLINE vf vf_pick32(const float *x, const int32_t *index)
     return _mm256_i32gather_ps(x, _mm256_loadu_si256((const __m256i *)(const void *)index), 4);
 }
 
-V_INLINE vf vf_every4(const float *x, size_t n)
+V_INLINE vf vf_every4(const float *x, int j, size_t n)
 {
     const vi at = _mm256_slli_epi32(vi_ramp(), 2);
 
-    return _mm256_mask_i32gather_ps(vf_zero(), x, at, _mm256_castsi256_ps(vi_first(n)), 4);
+    return _mm256_mask_i32gather_ps(vf_zero(), x + j, at, _mm256_castsi256_ps(vi_first(n)), 4);
 }
 
 V_INLINE vf vf_from_u8(const uint8_t *p)

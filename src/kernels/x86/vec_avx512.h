@@ -314,12 +314,17 @@ V_INLINE vf vf_pick32(const float *x, const int32_t *index)
     return _mm512_permutex2var_ps(_mm512_loadu_ps(x), _mm512_loadu_si512(index), _mm512_loadu_ps(x + 16));
 }
 
-/* Lane i: x[i * 4], lanes below n. */
-V_INLINE vf vf_every4(const float *x, size_t n)
+/* Lane i: x[i * 4 + j]; all lanes from 64 floats, fewer (n) by gathering them alone. */
+V_INLINE vf vf_every4(const float *x, int j, size_t n)
 {
-    const vi at = _mm512_slli_epi32(vi_ramp(), 2);
+    const vi at = _mm512_add_epi32(_mm512_slli_epi32(vi_ramp(), 2), _mm512_set1_epi32(j));
+    vf lo, hi;
 
-    return _mm512_mask_i32gather_ps(vf_zero(), vm_first(n), at, x, 4);
+    if (n < VW)
+        return _mm512_mask_i32gather_ps(vf_zero(), vm_first(n), at, x, 4);
+    lo = _mm512_permutex2var_ps(_mm512_loadu_ps(x), at, _mm512_loadu_ps(x + 16)); /* indices modulo 32 */
+    hi = _mm512_permutex2var_ps(_mm512_loadu_ps(x + 32), at, _mm512_loadu_ps(x + 48));
+    return _mm512_mask_blend_ps(0xff00, lo, hi);
 }
 
 /* VW bytes as floats. */

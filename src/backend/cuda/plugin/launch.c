@@ -209,6 +209,9 @@ static void row_op(const struct esp_plan *p, uint32_t i, const struct cu_shape *
 {
     const struct esp_op *op = &p->tape->ops[i];
     cudaStream_t s = p->dev->stream;
+
+    if (op->kind == ESP_OP_HIDDEN) /* no batch may ask for these rows: cuda_run() */
+        return;
     uint32_t n = plan_width(p, op->out), n_row = rows_of(p, op->out, h);
     const float *a = op->a != ESP_NO_VAL ? plan_value(p, op->a) : NULL;
     const float *b = op->b != ESP_NO_VAL ? plan_value(p, op->b) : NULL;

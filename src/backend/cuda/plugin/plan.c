@@ -38,8 +38,9 @@ static bool on_tensor_cores(const struct esp_weight *w)
 
 bool cuda_can(const struct esp_dev *d, const struct esp_op *op)
 {
-    (void)d;
-    return op->kind < ESP_OP_COUNT && (!op->w || op->w->format < ESP_FORMAT_COUNT);
+    (void)d; /* the draft layer's ops and trellis codes have no kernels here yet */
+    return op->kind != ESP_OP_INPUT && op->kind != ESP_OP_CONCAT &&
+           (!op->w || op->w->format <= ESP_FORMAT_AFFINE8);
 }
 
 /* Shapes that the kernels do not take, checked once where widths are known. */
@@ -405,6 +406,9 @@ esp_status cuda_compile(struct esp_dev *d, const struct esp_tape *t, const struc
     esp_status s;
 
     ESP_TRY(cuda_use((struct cuda_dev *)d, err));
+    if (o->max_rank)
+        return esp_fail(err, ESP_EUNSUPPORTED, "%s: adapters (max_rank %u) run on the CPU in this version",
+                        d->name, o->max_rank);
     for (uint32_t i = 0; i < t->n_op; i++)
         if (!cuda_can(d, &t->ops[i]))
             return esp_fail(err, ESP_EUNSUPPORTED, "%s cannot run op %u (%s)", d->name, i,

@@ -245,6 +245,9 @@ esp_status cuda_run(struct esp_plan *p, const struct esp_batch *b, esp_error *er
     struct cu_shape h;
 
     ESP_TRY(esp_batch_check(b, p->tape, &p->pools, &p->opts, err));
+    if (b->hidden)
+        return esp_fail(err, ESP_EUNSUPPORTED, "%s: hidden rows can be read on the CPU in this version",
+                        p->dev->base.name);
     if (p->dev->running)
         ESP_TRY(cuda_wait(&p->dev->base, err)); /* its staging memory and logits are in use */
     ESP_TRY(cuda_use(p->dev, err));

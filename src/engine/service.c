@@ -1,0 +1,601 @@
+/*
+ * The service thread. Jobs move from the inbox (under the lock) to the thread's own list, whose links only
+ * the thread changes, and only under the lock; so the thread may read its list without it, and cancel() may
+ * walk it with it. Events go through a ring of fixed size.
+ *
+ * SPDX-License-Identifier: MIT
+ */
+#include "engine/service.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <poll.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include "base/limits.h"
+#include "base/mem.h"
+
+#include "engine/cache.h"
+
+enum { DEFAULT_EVENTS = 4096, MAX_CHOICES = ESP_SERVICE_MAX_CHOICES, STEP_EVENTS = 64 };
+
+struct job {
+    struct job *next;
+    uint64_t id;
+    struct esp_service_request r; /* its arrays are ours */
+    esp_token *tokens;
+    size_t *marks;
+    esp_logit_bias *bias;
+    atomic_bool cancel;
+    /* The thread's own. */
+    bool opened, sharing; /* sharing: choice 0 runs the prompt that the others will fork ... */
+    bool ready;           /* ... and has */
+    esp_seq *seqs[MAX_CHOICES];
+    bool ended[MAX_CHOICES];
+    uint32_t n_ended;
+    esp_usage prompt_usage;
+};
+
+struct exclusive {
+    esp_service_fn fn;
+    void *user;
+    esp_error *err;
+    esp_status status;
+    bool done;
+};
+
+struct esp_service {
+    esp_engine *g;
+    pthread_t thread;
+    pthread_mutex_t lock;
+    pthread_cond_t work, space, finished; /* for the thread; room in the ring; an exclusive call has ended */
+    int fd;
+    bool stop, ended, draining;
+    struct job *inbox, *jobs;
+    uint64_t n_id;
+    uint32_t n_pending; /* choices that have not ended */
+    struct exclusive *exclusive;
+    struct esp_service_event *ring;
+    uint32_t cap, first, n;
+    esp_stats stats;
+    /* The thread's own. */
+    uint32_t n_open; /* sequences open or promised */
+    bool unsaved;    /* texts may be waiting for their files */
+};
+
+/* ---- events ---- */
+
+/* The counter is 0 or 1, so neither call can fail but for a descriptor that somebody else closed. */
+static void signal_fd(int fd)
+{
+    const uint64_t one = 1;
+    ssize_t n = write(fd, &one, sizeof one);
+
+    (void)n;
+}
+
+static void clear_fd(int fd)
+{
+    uint64_t count;
+    ssize_t n = read(fd, &count, sizeof count);
+
+    (void)n;
+}
+
+static void push(struct esp_service *v, const struct esp_service_event *e)
+{
+    pthread_mutex_lock(&v->lock);
+    while (v->n == v->cap && !v->stop)
+        pthread_cond_wait(&v->space, &v->lock);
+    if (v->n < v->cap) {
+        v->ring[(v->first + v->n) % v->cap] = *e;
+        v->n++;
+        if (v->n == 1)
+            signal_fd(v->fd);
+    }
+    if (e->last)
+        v->n_pending--;
+    pthread_mutex_unlock(&v->lock);
+}
+
+static struct esp_service_event event_of(const struct job *j, uint32_t choice, enum esp_service_what what)
+{
+    return (struct esp_service_event){
+        .id = j->id, .user = j->r.user, .choice = choice, .what = what, .token = -1};
+}
+
+/* Close choice c and say so. */
+static void end_choice(struct esp_service *v, struct job *j, uint32_t c, struct esp_service_event *e)
+{
+    if (j->seqs[c]) {
+        esp_seq_stop(j->seqs[c]);
+        esp_seq_usage(j->seqs[c], &e->usage);
+        esp_seq_close(j->seqs[c]);
+        j->seqs[c] = NULL;
+    }
+    if (c == 0 && !j->sharing) { /* the prompt ran in a generation of its own */
+        e->usage.cached_tokens += j->prompt_usage.cached_tokens;
+        e->usage.queue_ms += j->prompt_usage.queue_ms;
+        e->usage.prompt_ms += j->prompt_usage.prompt_ms;
+    }
+    e->last = true;
+    j->ended[c] = true;
+    j->n_ended++;
+    v->n_open -= j->opened;
+    v->unsaved = true;
+    push(v, e);
+}
+
+/* End every choice that has not ended: with a failure, or cancelled when err is NULL. */
+static void end_job(struct esp_service *v, struct job *j, const esp_error *err)
+{
+    for (uint32_t c = 0; c < j->r.n_choice; c++) {
+        struct esp_service_event e = event_of(j, c, err ? ESP_SERVICE_FINISH : ESP_SERVICE_CANCELLED);
+
+        if (j->ended[c])
+            continue;
+        if (err) {
+            e.finish = ESP_FINISH_FAILED;
+            e.status = err->status;
+            snprintf(e.message, sizeof e.message, "%.*s", (int)sizeof e.message - 1, err->message);
+        }
+        end_choice(v, j, c, &e);
+    }
+}
+
+/* ---- jobs ---- */
+
+static void free_job(struct job *j)
+{
+    if (!j)
+        return;
+    esp_free(j->tokens);
+    esp_free(j->marks);
+    esp_free(j->bias);
+    esp_free(j);
+}
+
+static void *copy_of(const void *data, size_t n, size_t size)
+{
+    void *p = esp_alloc_array(n, size);
+
+    if (p && n)
+        memcpy(p, data, n * size);
+    return p;
+}
+
+static esp_status make_job(struct job **out, const struct esp_service_request *r, esp_error *err)
+{
+    struct job *j = esp_alloc(sizeof *j);
+
+    if (!j)
+        return esp_fail(err, ESP_ENOMEM, "request: out of memory");
+    j->r = *r;
+    j->r.n_choice = r->n_choice ? r->n_choice : 1;
+    j->tokens = copy_of(r->tokens, r->n, sizeof *r->tokens);
+    j->marks = copy_of(r->marks, r->n_mark, sizeof *r->marks);
+    j->bias = copy_of(r->opts.sampling.bias, r->opts.sampling.n_bias, sizeof *j->bias);
+    if (!j->tokens || !j->marks || !j->bias) {
+        free_job(j);
+        return esp_fail(err, ESP_ENOMEM, "request of %zu tokens: out of memory", r->n);
+    }
+    j->r.opts.sampling.bias = j->bias;
+    *out = j;
+    return ESP_OK;
+}
+
+static esp_status open_job(struct esp_service *v, struct job *j, esp_error *err)
+{
+    v->n_open += j->r.n_choice;
+    j->opened = true;
+    j->r.opts.sampling.choice = 0;
+    ESP_TRY(esp_seq_open(&j->seqs[0], v->g, &j->r.opts, err));
+    ESP_TRY(esp_seq_append(j->seqs[0], j->tokens, j->r.n, err));
+    ESP_TRY(esp_seq_set_marks(j->seqs[0], j->marks, j->r.n_mark, err));
+    j->sharing = j->r.n_choice > 1;
+    return esp_seq_generate(j->seqs[0], j->sharing ? 0 : j->r.max_new, err);
+}
+
+/* The prompt has run: every other choice is a fork that shares its pages. */
+static esp_status fork_job(struct job *j, esp_error *err)
+{
+    j->sharing = false;
+    esp_seq_usage(j->seqs[0], &j->prompt_usage);
+    for (uint32_t c = 1; c < j->r.n_choice; c++) {
+        j->r.opts.sampling.choice = c;
+        ESP_TRY(esp_seq_fork(&j->seqs[c], j->seqs[0], &j->r.opts, err));
+    }
+    for (uint32_t c = 0; c < j->r.n_choice; c++)
+        ESP_TRY(esp_seq_generate(j->seqs[c], j->r.max_new, err));
+    return ESP_OK;
+}
+
+static struct job *job_of(const struct esp_service *v, const esp_seq *seq, uint32_t *choice)
+{
+    for (struct job *j = v->jobs; j; j = j->next)
+        for (uint32_t c = 0; c < j->r.n_choice; c++)
+            if (j->seqs[c] == seq) {
+                *choice = c;
+                return j;
+            }
+    return NULL;
+}
+
+static void translate(struct esp_service *v, const esp_event *x)
+{
+    uint32_t c = 0;
+    struct job *j = job_of(v, x->seq, &c);
+    struct esp_service_event e;
+    esp_error err;
+
+    if (!j)
+        return;
+    if (j->sharing && x->finish == ESP_FINISH_LENGTH) {
+        j->ready = true; /* forked later: a new sequence could lie where an event still names an old one */
+        return;
+    }
+    if (j->sharing && x->finish == ESP_FINISH_FAILED) { /* the prompt that all of them share */
+        esp_fail(&err, ESP_ESTATE, "%s", x->message);
+        end_job(v, j, &err);
+        return;
+    }
+    e = event_of(j, c, x->token >= 0 ? ESP_SERVICE_TOKEN : ESP_SERVICE_FINISH);
+    e.token = x->token;
+    e.finish = x->finish;
+    e.logprob = x->logprob;
+    e.n_top = x->n_top;
+    if (x->n_top)
+        memcpy(e.top, x->top, x->n_top * sizeof *x->top);
+    if (x->message)
+        snprintf(e.message, sizeof e.message, "%.*s", (int)sizeof e.message - 1, x->message);
+    if (x->finish == ESP_FINISH_NONE)
+        push(v, &e);
+    else
+        end_choice(v, j, c, &e);
+}
+
+/* ---- the thread ---- */
+
+/* One step's worth of events. They name sequences and texts that the next call on the engine may change, but
+ * closing one drops only its own. */
+static void step(struct esp_service *v)
+{
+    esp_event events[STEP_EVENTS];
+    esp_error err;
+    size_t n = 0;
+
+    if (esp_engine_step(v->g, events, STEP_EVENTS, &n, &err) != ESP_OK) {
+        for (struct job *j = v->jobs; j; j = j->next)
+            if (j->opened)
+                end_job(v, j, &err);
+        return;
+    }
+    for (size_t i = 0; i < n; i++)
+        translate(v, &events[i]);
+    for (struct job *j = v->jobs; j; j = j->next) {
+        if (!j->ready || j->n_ended)
+            continue;
+        j->ready = false;
+        if (fork_job(j, &err) != ESP_OK)
+            end_job(v, j, &err);
+    }
+}
+
+static void take_inbox(struct esp_service *v)
+{
+    struct job **tail = &v->jobs;
+
+    while (*tail)
+        tail = &(*tail)->next;
+    *tail = v->inbox;
+    v->inbox = NULL;
+}
+
+static void cancel_jobs(struct esp_service *v)
+{
+    for (struct job *j = v->jobs; j; j = j->next)
+        if (atomic_load(&j->cancel) && j->n_ended < j->r.n_choice)
+            end_job(v, j, NULL);
+}
+
+static void open_jobs(struct esp_service *v)
+{
+    for (struct job *j = v->jobs; j; j = j->next) {
+        esp_error err;
+
+        if (j->opened || j->n_ended)
+            continue;
+        if (v->n_open + j->r.n_choice > v->g->opts.max_seqs)
+            return;
+        if (open_job(v, j, &err) != ESP_OK)
+            end_job(v, j, &err);
+    }
+}
+
+/* Unlink and free what has ended; with the lock. */
+static void reap(struct esp_service *v)
+{
+    struct job **at = &v->jobs;
+
+    while (*at) {
+        struct job *j = *at;
+
+        if (j->n_ended < j->r.n_choice) {
+            at = &j->next;
+            continue;
+        }
+        *at = j->next;
+        free_job(j);
+    }
+}
+
+static bool has_work(const struct esp_service *v)
+{
+    return v->inbox || v->jobs || v->exclusive || v->unsaved;
+}
+
+/* Everything that one turn of the loop does without the lock. True: x has run. */
+static bool turn(struct esp_service *v, struct exclusive *x)
+{
+    cancel_jobs(v);
+    if (!x)
+        open_jobs(v);
+    if (v->n_open) {
+        step(v);
+        return false;
+    }
+    if (x) {
+        x->status = x->fn(x->user, v->g, x->err);
+        return true;
+    }
+    if (v->unsaved)
+        v->unsaved = esp_cache_save_one(v->g);
+    return false;
+}
+
+static void *run(void *arg)
+{
+    struct esp_service *v = arg;
+
+    pthread_mutex_lock(&v->lock);
+    for (;;) {
+        struct exclusive *x;
+        esp_stats stats;
+        bool ran;
+
+        while (!v->stop && !has_work(v))
+            pthread_cond_wait(&v->work, &v->lock);
+        take_inbox(v);
+        if (v->stop)
+            break;
+        x = v->exclusive;
+        pthread_mutex_unlock(&v->lock);
+        ran = turn(v, x);
+        esp_engine_stats(v->g, &stats);
+        pthread_mutex_lock(&v->lock);
+        v->stats = stats;
+        reap(v);
+        if (ran) {
+            x->done = true;
+            v->exclusive = NULL;
+            pthread_cond_broadcast(&v->finished);
+        }
+    }
+    pthread_mutex_unlock(&v->lock);
+    for (struct job *j = v->jobs; j; j = j->next)
+        end_job(v, j, NULL);
+    pthread_mutex_lock(&v->lock);
+    v->ended = true;
+    pthread_cond_broadcast(&v->finished);
+    pthread_mutex_unlock(&v->lock);
+    return NULL;
+}
+
+/* ---- any thread ---- */
+
+static void destroy(struct esp_service *v)
+{
+    pthread_cond_destroy(&v->work);
+    pthread_cond_destroy(&v->space);
+    pthread_cond_destroy(&v->finished);
+    pthread_mutex_destroy(&v->lock);
+    if (v->fd >= 0)
+        close(v->fd);
+    esp_free(v->ring);
+    esp_free(v);
+}
+
+esp_status esp_service_open(struct esp_service **out, esp_engine *g, const struct esp_service_opts *o,
+                            esp_error *err)
+{
+    struct esp_service *v = esp_alloc(sizeof *v);
+    esp_status s = ESP_OK;
+
+    if (!v)
+        return esp_fail(err, ESP_ENOMEM, "service: out of memory");
+    v->g = g;
+    v->cap = o && o->max_events ? o->max_events : DEFAULT_EVENTS;
+    v->ring = esp_alloc_array(v->cap, sizeof *v->ring);
+    v->fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+    pthread_mutex_init(&v->lock, NULL);
+    pthread_cond_init(&v->work, NULL);
+    pthread_cond_init(&v->space, NULL);
+    pthread_cond_init(&v->finished, NULL);
+    esp_engine_stats(g, &v->stats);
+    if (!v->ring)
+        s = esp_fail(err, ESP_ENOMEM, "service of %u events: out of memory", v->cap);
+    else if (v->fd < 0)
+        s = esp_fail(err, ESP_EIO, "service: no event descriptor: %s", strerror(errno));
+    else if (pthread_create(&v->thread, NULL, run, v) != 0)
+        s = esp_fail(err, ESP_EDEVICE, "service: its thread cannot be started");
+    if (s != ESP_OK) {
+        destroy(v);
+        return s;
+    }
+    *out = v;
+    return ESP_OK;
+}
+
+void esp_service_close(struct esp_service *v)
+{
+    struct job *j, *next;
+
+    if (!v)
+        return;
+    pthread_mutex_lock(&v->lock);
+    v->stop = true;
+    pthread_cond_broadcast(&v->work);
+    pthread_cond_broadcast(&v->space);
+    pthread_cond_broadcast(&v->finished);
+    pthread_mutex_unlock(&v->lock);
+    pthread_join(v->thread, NULL);
+    for (j = v->jobs; j; j = next) {
+        next = j->next;
+        free_job(j);
+    }
+    destroy(v);
+}
+
+static esp_status refusal(struct esp_service *v, uint32_t n_choice, esp_error *err)
+{
+    const esp_engine_opts *o = &v->g->opts; /* fixed since it was opened */
+    uint32_t room = o->rows + o->queue;
+
+    if (v->draining || v->stop)
+        return esp_fail(err, ESP_ESTATE, "no more requests are taken: the service is ending");
+    if (n_choice > o->max_seqs)
+        return esp_fail(err, ESP_ENOFIT, "%u choices, the engine was opened for %u sequences", n_choice,
+                        o->max_seqs);
+    if (v->n_pending + n_choice > room)
+        return esp_fail(err, ESP_ENOFIT, "the queue is full: %u run or wait, %u rows and %u places are there",
+                        v->n_pending, o->rows, o->queue);
+    return ESP_OK;
+}
+
+esp_status esp_service_submit(struct esp_service *v, const struct esp_service_request *r, uint64_t *id,
+                              esp_error *err)
+{
+    struct job *j = NULL, **tail;
+    esp_status s;
+
+    if (r->n_choice > MAX_CHOICES)
+        return esp_fail(err, ESP_EINVAL, "n %u; 1 to %d choices are possible", r->n_choice, MAX_CHOICES);
+    if (r->n == 0 || !r->tokens)
+        return esp_fail(err, ESP_EINVAL, "a request without tokens");
+    if (r->n_mark > ESP_LIMIT_MARKS || r->opts.sampling.n_bias > ESP_SAMPLE_MAX_BIAS)
+        return esp_fail(err, ESP_EINVAL, "%zu marks and %zu biases; at most %u and %d are accepted",
+                        r->n_mark, r->opts.sampling.n_bias, ESP_LIMIT_MARKS, ESP_SAMPLE_MAX_BIAS);
+    ESP_TRY(make_job(&j, r, err));
+    pthread_mutex_lock(&v->lock);
+    s = refusal(v, j->r.n_choice, err);
+    if (s == ESP_OK) {
+        *id = j->id = ++v->n_id;
+        v->n_pending += j->r.n_choice;
+        for (tail = &v->inbox; *tail; tail = &(*tail)->next)
+            ;
+        *tail = j;
+        pthread_cond_signal(&v->work);
+    }
+    pthread_mutex_unlock(&v->lock);
+    if (s != ESP_OK)
+        free_job(j);
+    return s;
+}
+
+static bool cancel_in(struct job *list, uint64_t id)
+{
+    for (; list; list = list->next)
+        if (list->id == id) {
+            atomic_store(&list->cancel, true);
+            return true;
+        }
+    return false;
+}
+
+void esp_service_cancel(struct esp_service *v, uint64_t id)
+{
+    pthread_mutex_lock(&v->lock);
+    if (!cancel_in(v->inbox, id))
+        cancel_in(v->jobs, id);
+    pthread_mutex_unlock(&v->lock);
+}
+
+size_t esp_service_poll(struct esp_service *v, struct esp_service_event *out, size_t cap)
+{
+    size_t n = 0;
+
+    pthread_mutex_lock(&v->lock);
+    for (; n < cap && v->n; n++) {
+        out[n] = v->ring[v->first];
+        v->first = (v->first + 1) % v->cap;
+        v->n--;
+    }
+    if (n) {
+        if (v->n == 0)
+            clear_fd(v->fd);
+        pthread_cond_signal(&v->space);
+    }
+    pthread_mutex_unlock(&v->lock);
+    return n;
+}
+
+bool esp_service_wait(struct esp_service *v, int timeout_ms)
+{
+    struct pollfd p = {.fd = v->fd, .events = POLLIN};
+
+    return poll(&p, 1, timeout_ms) > 0;
+}
+
+int esp_service_fd(const struct esp_service *v)
+{
+    return v->fd;
+}
+
+void esp_service_stats(struct esp_service *v, esp_stats *out)
+{
+    pthread_mutex_lock(&v->lock);
+    *out = v->stats;
+    if (v->n_pending > out->rows_active)
+        out->rows_waiting = v->n_pending - out->rows_active; /* those not opened yet included */
+    pthread_mutex_unlock(&v->lock);
+}
+
+esp_status esp_service_exclusive(struct esp_service *v, esp_service_fn fn, void *user, esp_error *err)
+{
+    struct exclusive x = {.fn = fn, .user = user, .err = err};
+
+    pthread_mutex_lock(&v->lock);
+    while (v->exclusive && !v->ended)
+        pthread_cond_wait(&v->finished, &v->lock);
+    if (!v->ended) {
+        /* cppcheck-suppress autoVariables ; the loop below leaves only when the thread is done with x */
+        v->exclusive = &x;
+        pthread_cond_signal(&v->work);
+        while (!x.done && !v->ended)
+            pthread_cond_wait(&v->finished, &v->lock);
+    }
+    pthread_mutex_unlock(&v->lock);
+    return x.done ? x.status : esp_fail(err, ESP_ECANCELLED, "the service ended first");
+}
+
+void esp_service_drain(struct esp_service *v)
+{
+    pthread_mutex_lock(&v->lock);
+    v->draining = true;
+    pthread_mutex_unlock(&v->lock);
+}
+
+uint32_t esp_service_pending(struct esp_service *v)
+{
+    uint32_t n;
+
+    pthread_mutex_lock(&v->lock);
+    n = v->n_pending;
+    pthread_mutex_unlock(&v->lock);
+    return n;
+}

@@ -1,0 +1,345 @@
+/*
+ * Buffered products with trellis weights: values of a tile, decoded once (trellis_body.h), times all rows of
+ * the call. Sums that leave the registers go to the output itself, so the number of rows is not limited by a
+ * buffer. T_ROWS rows by four outputs (axis 1) or four vectors of outputs (axis 0) are one register tile.
+ *
+ * SPDX-License-Identifier: MIT
+ */
+#ifndef ESP_KERNELS_X86_TRELLIS_TILES_H
+#define ESP_KERNELS_X86_TRELLIS_TILES_H
+
+#include "kernels/x86/trellis_body.h"
+
+/* ---- axis 1: four outputs, one block ---- */
+
+V_INLINE void tile1_int(int n_row, const int16_t *values, const struct t_row *rows, size_t b, __m128 *acc)
+{
+    vi sum[T_ROWS][4];
+
+    V_UNROLL
+    for (int r = 0; r < n_row; r++) {
+        V_UNROLL
+        for (int i = 0; i < 4; i++)
+            sum[r][i] = vi_zero();
+    }
+    for (int p = 0; p < T_BLOCK; p += 2 * VW) {
+        vi x[4];
+
+        V_UNROLL
+        for (int i = 0; i < 4; i++)
+            x[i] = t_load(values + i * T_BLOCK + p);
+        V_UNROLL
+        for (int r = 0; r < n_row; r++) {
+            const vi v = t_load(rows[r].v + b * T_BLOCK + p);
+
+            V_UNROLL
+            for (int i = 0; i < 4; i++)
+                sum[r][i] = dot16(sum[r][i], x[i], v);
+        }
+    }
+    V_UNROLL
+    for (int r = 0; r < n_row; r++)
+        acc[r] = t_add4(t_sum4(sum[r][0], sum[r][1], sum[r][2], sum[r][3]), rows[r].s[b], acc[r]);
+}
+
+V_INLINE void tile1_float(int n_row, const float *values, const float *const *rows, __m128 *acc)
+{
+    vf sum[T_ROWS][4];
+
+    V_UNROLL
+    for (int r = 0; r < n_row; r++) {
+        V_UNROLL
+        for (int i = 0; i < 4; i++)
+            sum[r][i] = vf_zero();
+    }
+    for (int p = 0; p < T_BLOCK; p += VW) {
+        vf x[4];
+
+        V_UNROLL
+        for (int i = 0; i < 4; i++)
+            x[i] = vf_load(values + i * T_BLOCK + p);
+        V_UNROLL
+        for (int r = 0; r < n_row; r++) {
+            const vf z = vf_load(rows[r] + p);
+
+            V_UNROLL
+            for (int i = 0; i < 4; i++)
+                sum[r][i] = vf_fma(x[i], z, sum[r][i]);
+        }
+    }
+    V_UNROLL
+    for (int r = 0; r < n_row; r++)
+        acc[r] = _mm_add_ps(acc[r], vf_sum4(sum[r][0], sum[r][1], sum[r][2], sum[r][3]));
+}
+
+/* acc[i] += block b of row r + i, with the four outputs decoded in values. */
+V_INLINE void tile1(int ints, int n_row, const struct t_call *c, uint32_t r, size_t b, const void *values,
+                    __m128 *acc)
+{
+    struct t_row q[T_ROWS];
+    const float *z[T_ROWS];
+
+    for (int i = 0; i < n_row; i++) {
+        const uint8_t *row = c->act + (r + (uint32_t)i) * c->act_bytes;
+
+        if (ints)
+            q[i] = t_row_at(row, c->w->n_in);
+        else
+            z[i] = (const float *)(const void *)row + b * T_BLOCK;
+    }
+    if (ints)
+        tile1_int(n_row, values, q, b, acc);
+    else
+        tile1_float(n_row, values, z, acc);
+}
+
+static void tile1_rows(int ints, uint32_t n_row, const struct t_call *c, uint32_t r, size_t b,
+                       const void *values, __m128 *acc)
+{
+    switch (n_row) {
+    case 1:
+        ints ? tile1(1, 1, c, r, b, values, acc) : tile1(0, 1, c, r, b, values, acc);
+        break;
+    case 2:
+        ints ? tile1(1, 2, c, r, b, values, acc) : tile1(0, 2, c, r, b, values, acc);
+        break;
+#if T_ROWS > 2
+    case 3:
+        ints ? tile1(1, 3, c, r, b, values, acc) : tile1(0, 3, c, r, b, values, acc);
+        break;
+    case 4:
+        ints ? tile1(1, 4, c, r, b, values, acc) : tile1(0, 4, c, r, b, values, acc);
+        break;
+#endif
+    default:
+        break;
+    }
+}
+
+/* Outputs [o, o + n), n <= T_OUTS, of which the buffer holds block b. */
+static void many1_block(int ints, const struct t_call *c, uint32_t o, uint32_t n, size_t b,
+                        const uint8_t *values)
+{
+    const size_t size = T_BLOCK * (ints ? sizeof(int16_t) : sizeof(float));
+    const int last = b + 1 == t_blocks(c->w->n_in);
+    __m128 factors[T_OUTS / 4];
+
+    for (uint32_t q = 0; last && q < n; q += 4)
+        factors[q / 4] = t_factors(c->w, o + q, n - q < 4 ? n - q : 4);
+    for (uint32_t r = 0; r < c->n_row; r += T_ROWS) {
+        const uint32_t n_row = c->n_row - r < T_ROWS ? c->n_row - r : T_ROWS;
+
+        for (uint32_t q = 0; q < n; q += 4) {
+            const uint32_t outs = n - q < 4 ? n - q : 4;
+            float *y = c->y + (size_t)r * c->ldy + o + q;
+            __m128 acc[T_ROWS];
+
+            for (uint32_t i = 0; i < n_row; i++)
+                acc[i] = b ? t_load4(y + i * c->ldy, outs) : _mm_setzero_ps();
+            tile1_rows(ints, n_row, c, r, b, values + q * size, acc);
+            for (uint32_t i = 0; i < n_row; i++)
+                v_store4(y + i * c->ldy, last ? _mm_mul_ps(acc[i], factors[q / 4]) : acc[i], outs);
+        }
+    }
+}
+
+static void many1(int ints, const struct t_decoder *d, const struct t_call *c)
+{
+    const size_t size = T_BLOCK * (ints ? sizeof(int16_t) : sizeof(float));
+    uint8_t values[T_OUTS * T_BLOCK * sizeof(float)] __attribute__((aligned(64)));
+
+    for (uint32_t o = c->o0; o < c->o1; o += T_OUTS) {
+        const uint32_t n = c->o1 - o < T_OUTS ? c->o1 - o : T_OUTS;
+
+        for (size_t b = 0; b < t_blocks(c->w->n_in); b++) {
+            for (uint32_t i = 0; i < (n + 3) / 4 * 4;
+                 i++) /* whole tiles of four: past the end the last one again */
+                d->block(c, ints, esp_trellis_block(c->w, o + (i < n ? i : n - 1), b), values + i * size);
+            many1_block(ints, c, o, n, b, values);
+        }
+    }
+}
+
+/* ---- axis 0: four vectors of outputs, a strip of inputs ---- */
+
+V_INLINE void tile0_int(int n_row, const int16_t *values, size_t n, const int16_t *const *v,
+                        vi sum[T_ROWS][T_CHUNK])
+{
+    V_UNROLL
+    for (int r = 0; r < n_row; r++) {
+        V_UNROLL
+        for (int q = 0; q < T_CHUNK; q++)
+            sum[r][q] = vi_zero();
+    }
+    for (size_t i = 0; i < n; i += 2, values += T_CHUNK * 2 * VW) {
+        vi x[T_CHUNK];
+
+        V_UNROLL
+        for (int q = 0; q < T_CHUNK; q++)
+            x[q] = t_load(values + q * 2 * VW);
+        V_UNROLL
+        for (int r = 0; r < n_row; r++) {
+            const vi a = all_pairs(v[r] + i);
+
+            V_UNROLL
+            for (int q = 0; q < T_CHUNK; q++)
+                sum[r][q] = dot16(sum[r][q], x[q], a);
+        }
+    }
+}
+
+V_INLINE void tile0_float(int n_row, const float *values, size_t n, const float *const *z,
+                          vf sum[T_ROWS][T_CHUNK])
+{
+    V_UNROLL
+    for (int r = 0; r < n_row; r++) {
+        V_UNROLL
+        for (int q = 0; q < T_CHUNK; q++)
+            sum[r][q] = vf_zero();
+    }
+    for (size_t i = 0; i < n; i++, values += T_CHUNK * VW) {
+        vf x[T_CHUNK];
+
+        V_UNROLL
+        for (int q = 0; q < T_CHUNK; q++)
+            x[q] = vf_load(values + q * VW);
+        V_UNROLL
+        for (int r = 0; r < n_row; r++) {
+            const vf a = vf_set1(z[r][i]);
+
+            V_UNROLL
+            for (int q = 0; q < T_CHUNK; q++)
+                sum[r][q] = vf_fma(x[q], a, sum[r][q]);
+        }
+    }
+}
+
+/* y: output of the last lane of group 0 of the chunk's last vector, see t_out(); columns run backwards in a
+ * chunk. */
+V_INLINE float *t_out(float *y, int q)
+{
+    return y + (T_CHUNK - 1 - q) * VW;
+}
+
+/* Add a strip of n inputs from i0 on to n_row rows of a chunk of outputs at y. */
+V_INLINE void tile0(int ints, int n_row, const struct t_call *c, uint32_t r, size_t i0, size_t n,
+                    const void *values, float *y)
+{
+    const int16_t *v[T_ROWS];
+    const float *z[T_ROWS];
+    float s[T_ROWS];
+    vi sum[T_ROWS][T_CHUNK];
+    vf part[T_ROWS][T_CHUNK];
+
+    for (int i = 0; i < n_row; i++) {
+        const uint8_t *row = c->act + (r + (uint32_t)i) * c->act_bytes;
+
+        if (ints) {
+            const struct t_row q = t_row_at(row, c->w->n_in);
+
+            v[i] = q.v + i0;
+            s[i] = q.s[i0 / T_BLOCK];
+        } else {
+            z[i] = (const float *)(const void *)row + i0;
+        }
+    }
+    if (ints)
+        tile0_int(n_row, values, n, v, sum);
+    else
+        tile0_float(n_row, values, n, z, part);
+    V_UNROLL
+    for (int i = 0; i < n_row; i++) {
+        V_UNROLL
+        for (int q = 0; q < T_CHUNK; q++) {
+            float *at = t_out(y + (size_t)i * c->ldy, q);
+            const vf acc = i0 ? t_reverse(vf_load(at)) : vf_zero();
+
+            vf_store(at, t_reverse(ints ? vf_fma(vf_from_i(sum[i][q]), vf_set1(s[i]), acc)
+                                        : vf_add(acc, part[i][q])));
+        }
+    }
+}
+
+static void tile0_rows(int ints, uint32_t n_row, const struct t_call *c, uint32_t r, size_t i0, size_t n,
+                       const void *values, float *y)
+{
+    switch (n_row) {
+    case 1:
+        ints ? tile0(1, 1, c, r, i0, n, values, y) : tile0(0, 1, c, r, i0, n, values, y);
+        break;
+    case 2:
+        ints ? tile0(1, 2, c, r, i0, n, values, y) : tile0(0, 2, c, r, i0, n, values, y);
+        break;
+#if T_ROWS > 2
+    case 3:
+        ints ? tile0(1, 3, c, r, i0, n, values, y) : tile0(0, 3, c, r, i0, n, values, y);
+        break;
+    case 4:
+        ints ? tile0(1, 4, c, r, i0, n, values, y) : tile0(0, 4, c, r, i0, n, values, y);
+        break;
+#endif
+    default:
+        break;
+    }
+}
+
+static void many0(int ints, const struct t_decoder *d, const struct t_call *c)
+{
+    const size_t most = ints ? T_BLOCK : T_RUN;
+    int16_t values[T_BLOCK * T_CHUNK_COLS] __attribute__((aligned(64))); /* more than T_RUN rows of floats */
+
+    for (uint32_t o = c->o0; o < c->o1;) {
+        int c0, c1;
+        const size_t b = t_chunks_of(c, &o, &c0, &c1);
+
+        for (int chunk = c0; chunk < c1; chunk++) {
+            float *y = c->y + b * T_BLOCK + T_BLOCK - (size_t)(chunk + 1) * T_CHUNK_COLS;
+
+            for (size_t i0 = 0; i0 < c->w->n_in; i0 += most) {
+                const struct t_strip strip = t_strip_at(c, b, i0, most);
+
+                d->chunk(c, ints, chunk, &strip, values);
+                for (uint32_t r = 0; r < c->n_row; r += T_ROWS)
+                    tile0_rows(ints, c->n_row - r < T_ROWS ? c->n_row - r : T_ROWS, c, r, i0, strip.n, values,
+                               y + (size_t)r * c->ldy);
+            }
+        }
+    }
+}
+
+/* ---- the table's entries ---- */
+
+static void t_product_int(const struct esp_weight *w, const void *act, uint32_t n_row, uint32_t o0,
+                          uint32_t o1, float *y, size_t ldy)
+{
+    const int k = (int)esp_trellis_bits(w->format);
+    const struct t_decoder *d = t_decoder_of(k);
+    const struct t_call c = {w, act, t_int_bytes(w->n_in, 0), n_row, o0, o1, y, ldy, window_of(k), k};
+
+    if (n_row == 1)
+        (w->axis ? d->one1 : d->one0)(&c);
+    else
+        (w->axis ? many1 : many0)(1, d, &c);
+}
+
+static void t_product_float(const struct esp_weight *w, const void *act, uint32_t n_row, uint32_t o0,
+                            uint32_t o1, float *y, size_t ldy)
+{
+    const int k = (int)esp_trellis_bits(w->format);
+    const struct t_decoder *d = t_decoder_of(k);
+    const struct t_call c = {w, act, t_float_bytes(w->n_in, 0), n_row, o0, o1, y, ldy, window_of(k), k};
+
+    (w->axis ? many1 : many0)(0, d, &c);
+}
+
+static void trellis_init(struct esp_kernels *k)
+{
+    for (int f = ESP_FORMAT_TRELLIS1; f <= ESP_FORMAT_TRELLIS8; f++) {
+        k->linear[f][ESP_ACT_F32] = (struct esp_linear){t_float_bytes, t_prepare_f32, t_product_float};
+        k->linear[f][ESP_ACT_BF16] = (struct esp_linear){t_float_bytes, t_prepare_bf16, t_product_float};
+        k->linear[f][ESP_ACT_INT8X2] = (struct esp_linear){t_int_bytes, t_prepare_int8x2, t_product_int};
+        k->linear[f][ESP_ACT_INT8] = (struct esp_linear){t_int_bytes, t_prepare_int8, t_product_int};
+    }
+}
+
+#endif

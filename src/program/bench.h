@@ -1,0 +1,59 @@
+/*
+ * One row of a benchmark: what was measured, its samples, and how rows are printed and compared. Private to
+ * verb bench.
+ *
+ * SPDX-License-Identifier: MIT
+ */
+#ifndef ESP_PROGRAM_BENCH_H
+#define ESP_PROGRAM_BENCH_H
+
+#include <jansson.h>
+#include <stdio.h>
+
+#include "program/machine.h"
+#include "program/session.h"
+
+struct esp_bench_row {
+    size_t prompt; /* tokens of a prompt row, else 0 */
+    size_t gen, batch, depth;
+    double *samples; /* tokens per second, one a repetition */
+    size_t n_sample;
+    double mean, sd, median;
+    double ttft_s;          /* prompt rows: mean time to the first token */
+    double p50_s, p95_s;    /* generation rows: time between tokens of a sequence */
+    double bytes_per_token; /* generation rows: weights, keys, values and states read, by the plan */
+    double share;           /* of the measured bandwidth; 0 unknown */
+    uint64_t peak_rss;
+};
+
+struct esp_bench_context {
+    const struct esp_session *session;
+    const struct esp_machine *machine;
+    uint32_t threads;
+    double bandwidth; /* bytes per second */
+};
+
+/* "pp512", "tg128", "tg128 b4 d2048"; returns buf. */
+const char *esp_bench_name(const struct esp_bench_row *r, char *buf, size_t cap);
+/* mean, sd and median from the samples, which are sorted. */
+void esp_bench_summarize(struct esp_bench_row *r);
+/* Value below which the share q of n sorted values lies. */
+double esp_bench_quantile(double *values, size_t n, double q);
+
+enum esp_bench_format { ESP_BENCH_MD, ESP_BENCH_CSV, ESP_BENCH_JSONL };
+/* Where the table goes: a file, or standard output when it is NULL. */
+void esp_bench_head(FILE *f, enum esp_bench_format format, const struct esp_bench_context *c);
+void esp_bench_print(FILE *f, enum esp_bench_format format, const struct esp_bench_context *c,
+                     const struct esp_bench_row *r);
+
+/* Refuse a baseline that cannot be read, before time is spent on measuring. */
+esp_status esp_bench_baseline(const char *path, esp_error *err);
+/*
+ * Compare the rows with those of an earlier jsonl output by name. *slower counts rows below (1 - tolerance /
+ * 100) of the earlier mean, each with a line on standard error. ESP_EFORMAT when the file holds no row of the
+ * same name.
+ */
+esp_status esp_bench_compare(const char *path, double tolerance, const struct esp_bench_row *rows, size_t n,
+                             size_t *slower, esp_error *err);
+
+#endif

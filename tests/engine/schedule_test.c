@@ -1,0 +1,666 @@
+/*
+ * Who runs when: ranks and ageing, the queue's bound, deadlines, requests that can never fit, stopping at
+ * every point, chunks under a stall bound, a request that waits for a prefix another one is computing, and
+ * every allocation of the cached path failing once. A soak of random operations compares with a naive model:
+ * the tokens of every sequence, and their continuation in an engine that has nothing but the weights.
+ *
+ * SPDX-License-Identifier: MIT
+ */
+#include "support/support.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/mem.h"
+#include "espalier/espalier.h"
+
+enum { CONTEXT = 512 };
+
+static esp_model *model;
+static uint64_t rng = 17;
+
+static uint32_t rnd(uint32_t n)
+{
+    rng = rng * 6364136223846793005u + 1442695040888963407u;
+    return (uint32_t)(rng >> 33) % n;
+}
+
+static esp_engine *open_engine(esp_engine_opts o)
+{
+    esp_engine *g;
+    esp_error err;
+
+    o.context = o.context ? o.context : CONTEXT;
+    test_ok(esp_engine_open(&g, model, &o, &err), &err);
+    return g;
+}
+
+static esp_seq *open_seq(esp_engine *g, size_t n_prompt, esp_seq_opts o)
+{
+    esp_token t[CONTEXT];
+    esp_seq *s;
+    esp_error err;
+
+    o.sampling.ignore_end = true;
+    for (size_t i = 0; i < n_prompt; i++)
+        t[i] = (esp_token)(i * 3 % 500);
+    test_ok(esp_seq_open(&s, g, &o, &err), &err);
+    test_ok(esp_seq_append(s, t, n_prompt, &err), &err);
+    return s;
+}
+
+/* Run until nothing is armed; calls fn for each event. */
+static void run_all(esp_engine *g, void (*fn)(void *, const esp_event *), void *user)
+{
+    esp_stats st;
+
+    for (int i = 0;; i++) {
+        esp_event e[8];
+        size_t n;
+        esp_error err;
+
+        test_ok(esp_engine_step(g, e, 8, &n, &err), &err);
+        for (size_t j = 0; j < n; j++)
+            fn(user, &e[j]);
+        esp_engine_stats(g, &st);
+        if (n == 0 && st.rows_active + st.rows_waiting == 0)
+            return;
+        assert_true(i < 100000);
+    }
+}
+
+struct order {
+    esp_seq *ended[16];
+    size_t n, n_failed;
+    char message[512];
+};
+
+static void note_end(void *user, const esp_event *e)
+{
+    struct order *o = user;
+
+    if (e->finish == ESP_FINISH_NONE)
+        return;
+    o->ended[o->n++] = e->seq;
+    if (e->finish == ESP_FINISH_FAILED) {
+        o->n_failed++;
+        snprintf(o->message, sizeof o->message, "%s", e->message);
+    }
+}
+
+/* One row: lower numbers first, then order of arrival; one that waits is passed only so often. */
+static void test_ranks(void **state)
+{
+    static const int32_t priority[5] = {0, 2, 0, -1, 2};
+    static const int want[5] = {3, 0, 2, 1, 4};
+    esp_engine *g = open_engine((esp_engine_opts){.max_seqs = 10, .rows = 1});
+    struct order o = {0};
+    esp_seq *s[10];
+    esp_error err;
+
+    (void)state;
+    for (int i = 0; i < 5; i++) {
+        s[i] = open_seq(g, 4, (esp_seq_opts){.priority = priority[i]});
+        test_ok(esp_seq_generate(s[i], 2, &err), &err);
+    }
+    run_all(g, note_end, &o);
+    for (int i = 0; i < 5; i++) {
+        assert_ptr_equal(o.ended[i], s[want[i]]);
+        esp_seq_close(s[i]);
+    }
+    o.n = 0; /* ageing: priority 3 is let past by three of priority 0 that came later, not by the fourth */
+    s[0] = open_seq(g, 4, (esp_seq_opts){.priority = 3});
+    test_ok(esp_seq_generate(s[0], 2, &err), &err);
+    for (int i = 1; i < 6; i++) {
+        s[i] = open_seq(g, 4, (esp_seq_opts){0});
+        test_ok(esp_seq_generate(s[i], 2, &err), &err);
+    }
+    run_all(g, note_end, &o);
+    assert_int_equal(o.n, 6);
+    assert_ptr_equal(o.ended[3], s[0]);
+    for (int i = 0; i < 6; i++)
+        esp_seq_close(s[i]);
+    test_refused(esp_seq_open(&s[0], g, &(esp_seq_opts){.priority = 101}, &err), ESP_EINVAL, &err,
+                 "-100 to 100");
+    esp_engine_close(g);
+}
+
+static void test_limits(void **state)
+{
+    esp_engine *g = open_engine((esp_engine_opts){
+        .max_seqs = 4, .rows = 1, .queue = 2, .kv_tokens = 256, .admission = ESP_ADMISSION_WORST});
+    esp_engine *none = NULL;
+    struct order o = {0};
+    esp_seq *s[4];
+    esp_usage u;
+    esp_stats st;
+    esp_error err;
+
+    (void)state;
+    for (int i = 0; i < 4; i++)
+        s[i] = open_seq(g, i == 3 ? 257 : 10, (esp_seq_opts){.deadline_us = i == 1});
+    test_refused(esp_seq_generate(s[3], 1, &err), ESP_ENOFIT, &err,
+                 "257 tokens need 2 KV pages, there are 1");
+    test_ok(esp_seq_rewind(s[3], 20, &err), &err);
+    for (int i = 0; i < 3; i++)
+        test_ok(esp_seq_generate(s[i], i == 2 ? 100000 : 3, &err), &err);
+    test_refused(esp_seq_generate(s[3], 3, &err), ESP_ENOFIT, &err, "1 rows and 2 places");
+    run_all(g, note_end, &o);
+    esp_seq_usage(s[2], &u); /* lowered to what fits the pages: the last token emitted never runs */
+    assert_int_equal(u.max_new, 256 + 1 - 10);
+    assert_int_equal(u.generated_tokens, 256 + 1 - 10);
+    assert_int_equal(o.n, 3);
+    assert_int_equal(o.n_failed, 1);
+    assert_non_null(strstr(o.message, "deadline of 1 us"));
+    esp_engine_stats(g, &st);
+    assert_int_equal(st.refused, 1);
+    assert_int_equal(st.expired, 1);
+    for (int i = 0; i < 4; i++)
+        esp_seq_close(s[i]);
+    esp_engine_close(g);
+    test_refused(esp_engine_open(&none, model, &(esp_engine_opts){.rows = 5}, &err), ESP_EINVAL, &err,
+                 "rows 5");
+    test_refused(esp_engine_open(&none, model, &(esp_engine_opts){.cache_dir = "x"}, &err), ESP_EINVAL, &err,
+                 "checkpoints");
+    test_refused(esp_engine_open(&none, model, &(esp_engine_opts){.checkpoints = 99999}, &err), ESP_EINVAL,
+                 &err, "16384");
+    test_refused(esp_engine_open(&none, model, &(esp_engine_opts){.checkpoints_per_path = 1}, &err),
+                 ESP_EINVAL, &err, "2 or more");
+    test_refused(esp_engine_open(&none, model, &(esp_engine_opts){.admission = (esp_admission)7}, &err),
+                 ESP_EINVAL, &err, "admission 7");
+}
+
+static void ignore(void *user, const esp_event *e)
+{
+    (void)user;
+    if (e->finish == ESP_FINISH_FAILED)
+        fail_msg("%s", e->message);
+}
+
+/* With worst-case admission nothing fails for want of pages, whatever idle sequences and the cache hold. */
+static void test_worst(void **state)
+{
+    esp_engine *g = open_engine((esp_engine_opts){.max_seqs = 12,
+                                                  .rows = 3,
+                                                  .kv_tokens = 1024,
+                                                  .admission = ESP_ADMISSION_WORST,
+                                                  .checkpoints = 5,
+                                                  .snapshots = 1});
+    esp_seq *s[12];
+    esp_stats st;
+    esp_error err;
+
+    (void)state;
+    for (int i = 0; i < 12; i++)
+        s[i] = open_seq(g, 20 + 30 * (size_t)i, (esp_seq_opts){.cache_salt = (uint64_t)i % 2});
+    for (int round = 0; round < 3; round++) { /* sequences that have ended stay open and lend their memory */
+        for (int i = 0; i < 12; i++)
+            test_ok(esp_seq_generate(s[i], 10 + rnd(20), &err), &err);
+        run_all(g, ignore, NULL);
+        esp_engine_stats(g, &st);
+        assert_int_equal(st.preemptions, 0);
+        assert_true(st.pages_used <= st.pages_total);
+    }
+    for (int i = 0; i < 12; i++)
+        esp_seq_close(s[i]);
+    esp_engine_close(g);
+}
+
+/* Stopped in the queue, between chunks and between tokens: what ran is cached, and nothing of it leaks. */
+static void test_stops(void **state)
+{
+    esp_engine *g = open_engine((esp_engine_opts){
+        .max_seqs = 2, .rows = 1, .chunk = 40, .kv_tokens = 2048, .checkpoints = 8, .checkpoint_every = 64});
+    esp_seq *a = open_seq(g, 300, (esp_seq_opts){0}), *b;
+    esp_event e[4];
+    esp_usage u;
+    esp_stats st;
+    size_t n;
+    esp_error err;
+
+    (void)state;
+    test_ok(esp_seq_generate(a, 8, &err), &err);
+    esp_seq_stop(a); /* in the queue */
+    esp_engine_stats(g, &st);
+    assert_int_equal(st.rows_waiting, 0);
+    assert_int_equal(st.cache_checkpoints, 0);
+    test_ok(esp_seq_generate(a, 8, &err), &err);
+    for (int i = 0; i < 3; i++)
+        test_ok(esp_engine_step(g, e, 4, &n, &err), &err);
+    esp_seq_close(a); /* between chunks: 40, 64, 104 tokens */
+    b = open_seq(g, 300, (esp_seq_opts){0});
+    test_ok(esp_seq_generate(b, 8, &err), &err);
+    do
+        test_ok(esp_engine_step(g, e, 4, &n, &err), &err);
+    while (n == 0);
+    esp_seq_usage(b, &u);
+    assert_int_equal(u.cached_tokens, 104);
+    esp_seq_stop(b); /* between tokens */
+    assert_int_equal(esp_seq_length(b), 301);
+    esp_seq_close(b);
+    esp_engine_stats(g, &st);
+    assert_int_equal(st.rows_active + st.rows_waiting, 0);
+    esp_engine_close(g);
+}
+
+/* A long prompt beside a running row: chunks shrink to the bound, without a bound they do not. */
+static void test_stall(void **state)
+{
+    (void)state;
+    for (uint32_t bound = 0; bound <= 1; bound++) {
+        esp_engine *g = open_engine(
+            (esp_engine_opts){.max_seqs = 2, .chunk = 512, .kv_tokens = 1024, .max_stall_ms = bound});
+        esp_seq *a = open_seq(g, 3, (esp_seq_opts){0}), *b = open_seq(g, 480, (esp_seq_opts){0});
+        uint32_t steps = 0;
+        esp_event e[4];
+        esp_stats st;
+        esp_usage u;
+        size_t n;
+        esp_error err;
+
+        test_ok(esp_seq_generate(a, 400, &err), &err);
+        for (int i = 0; i < 4; i++)
+            test_ok(esp_engine_step(g, e, 4, &n, &err), &err);
+        test_ok(esp_seq_generate(b, 1, &err), &err);
+        do {
+            test_ok(esp_engine_step(g, e, 4, &n, &err), &err);
+            steps++;
+            esp_seq_usage(b, &u);
+        } while (u.generated_tokens == 0);
+        esp_engine_stats(g, &st);
+        assert_true(bound ? steps > 3 && st.chunk_limit > 0 && st.chunk_limit < 480 : steps == 1);
+        esp_seq_close(a);
+        esp_seq_close(b);
+        esp_engine_close(g);
+    }
+}
+
+/* The same long prompt twice at once: the second takes over what the first computes. */
+static void test_waits_for_prefix(void **state)
+{
+    esp_engine *g =
+        open_engine((esp_engine_opts){.max_seqs = 2, .chunk = 100, .kv_tokens = 2048, .checkpoints = 8});
+    esp_seq *a = open_seq(g, 400, (esp_seq_opts){0}), *b = open_seq(g, 400, (esp_seq_opts){0});
+    esp_usage u;
+    esp_stats st;
+    esp_error err;
+
+    (void)state;
+    test_ok(esp_seq_generate(a, 4, &err), &err);
+    test_ok(esp_seq_generate(b, 4, &err), &err);
+    run_all(g, ignore, NULL);
+    esp_seq_usage(b, &u);
+    assert_int_equal(u.cached_tokens, 399);
+    esp_engine_stats(g, &st);
+    assert_int_equal(st.prompt_tokens, 399);
+    esp_seq_close(a);
+    esp_seq_close(b);
+    esp_engine_close(g);
+}
+
+struct got {
+    esp_token t[16];
+    size_t n;
+};
+
+static void collect(void *user, const esp_event *e)
+{
+    struct got *g = user;
+
+    ignore(NULL, e);
+    if (e->token >= 0)
+        g->t[g->n++] = e->token;
+}
+
+/* A state that covers every token has no logits left: the last token runs once more, and nothing hangs. */
+static void test_all_has_run(void **state)
+{
+    enum { AFTER_LOGITS, AFTER_REWIND, WAYS };
+    struct got want = {.n = 0}, got;
+    esp_token text[64];
+    size_t n_text;
+    esp_error err;
+
+    (void)state;
+    for (int way = -1; way < WAYS; way++) { /* first the plain way */
+        esp_engine *g = open_engine((esp_engine_opts){.max_seqs = 1});
+        esp_seq *s = open_seq(g, way == AFTER_LOGITS ? 0 : 40, (esp_seq_opts){0});
+        float *logits = malloc(40 * 512 * sizeof *logits);
+
+        got.n = 0;
+        if (way == AFTER_LOGITS)
+            test_ok(esp_seq_logits(s, text, 40, logits, &err), &err);
+        if (way == AFTER_REWIND) { /* a snapshot at 40, where everything but one more token has run */
+            test_ok(esp_seq_append(s, text, 1, &err), &err);
+            test_ok(esp_seq_generate(s, 0, &err), &err);
+            run_all(g, collect, &got);
+            test_ok(esp_seq_snapshot(s, &err), &err);
+            test_ok(esp_seq_append(s, text, 9, &err), &err);
+            test_ok(esp_seq_generate(s, 0, &err), &err);
+            run_all(g, collect, &got);
+            test_ok(esp_seq_rewind(s, 40, &err), &err);
+        }
+        assert_int_equal(esp_seq_length(s), 40);
+        test_ok(esp_seq_generate(s, 10, &err), &err);
+        run_all(g, collect, way < 0 ? &want : &got);
+        test_ok(esp_seq_tokens(s, text, 64, &n_text, &err), &err);
+        if (way >= 0) {
+            assert_int_equal(got.n, 10);
+            assert_memory_equal(got.t, want.t, sizeof(esp_token) * 10);
+        }
+        free(logits);
+        esp_seq_close(s);
+        esp_engine_close(g);
+    }
+}
+
+/* ---- every allocation fails once ---- */
+
+static bool torture(int64_t n, const char *dir)
+{
+    esp_engine *g = NULL;
+    esp_seq *s = NULL, *t = NULL;
+    char path[512];
+    esp_error err = {0};
+    esp_status st;
+
+    snprintf(path, sizeof path, "%s/saved", dir);
+    esp_mem_fail_at(n);
+    st = esp_engine_open(
+        &g, model,
+        &(esp_engine_opts){
+            .context = 128, .max_seqs = 2, .kv_tokens = 512, .checkpoints = 4, .cache_dir = dir, .chunk = 16},
+        &err);
+    for (int i = 0; st == ESP_OK && i < 2; i++) {
+        st = esp_seq_open(&s, g, NULL, &err);
+        if (st == ESP_OK)
+            st = esp_seq_append(s, (esp_token[]){1, 2, 3, 4, 5, 6, (esp_token)i}, 7, &err);
+        if (st == ESP_OK)
+            st = esp_seq_set_marks(s, (size_t[]){3}, 1, &err);
+        if (st == ESP_OK)
+            st = esp_seq_generate(s, 2, &err);
+        for (int j = 0; st == ESP_OK && j < 6; j++) {
+            esp_event e[4];
+            size_t got;
+
+            st = esp_engine_step(g, e, 4, &got, &err);
+        }
+        if (st == ESP_OK)
+            st = esp_seq_save(s, path, &err);
+        esp_seq_close(s);
+        s = NULL;
+    }
+    if (st == ESP_OK)
+        st = esp_seq_load(&t, g, path, NULL, &err);
+    if (st == ESP_OK)
+        st = esp_engine_flush(g, &err);
+    esp_mem_fail_at(-1);
+    if (st != ESP_OK && st != ESP_ENOMEM && st != ESP_EIO)
+        fail_msg("allocation %lld: %s: %s", (long long)n, esp_status_name(st), err.message);
+    esp_seq_close(s);
+    esp_seq_close(t);
+    esp_engine_close(g);
+    return st == ESP_OK;
+}
+
+static void test_out_of_memory(void **state)
+{
+    const char *dir = test_tmpdir();
+    int n_in_a_row = 0, n_failed = 0;
+
+    (void)state;
+    /* Some failures only cost a cache entry, so success does not mean that nothing was left to fail. */
+    for (int64_t n = 0; n_in_a_row < 150 && n < 2000; n++) {
+        bool ok = torture(n, dir);
+
+        n_in_a_row = ok ? n_in_a_row + 1 : 0;
+        n_failed += !ok;
+    }
+    assert_true(n_failed > 50);
+}
+
+/* ---- soak ---- */
+
+enum { N_SEQ = 6, SOAK_CONTEXT = 300 };
+
+struct shadow {
+    esp_seq *seq;
+    esp_token t[SOAK_CONTEXT];
+    float logprob[SOAK_CONTEXT]; /* of those that were generated */
+    size_t n;
+};
+
+static struct shadow shadows[N_SEQ];
+static const esp_seq_opts soak_opts = {.sampling = {.ignore_end = true}, .logprobs = true};
+
+static void check_tokens(const struct shadow *s)
+{
+    esp_token t[SOAK_CONTEXT];
+    size_t n;
+    esp_error err;
+
+    test_ok(esp_seq_tokens(s->seq, t, SOAK_CONTEXT, &n, &err), &err);
+    assert_int_equal(n, s->n);
+    assert_memory_equal(t, s->t, n * sizeof *t);
+}
+
+static void soak_event(void *user, const esp_event *e)
+{
+    (void)user;
+    ignore(NULL, e);
+    for (int i = 0; i < N_SEQ; i++)
+        if (shadows[i].seq == e->seq && e->token >= 0) {
+            shadows[i].logprob[shadows[i].n] = e->logprob;
+            shadows[i].t[shadows[i].n++] = e->token;
+        }
+}
+
+/* Continue s's tokens in a bare engine: greedy, so both must go on alike, to the last bit. */
+static void compare(esp_engine *bare, esp_engine *g, struct shadow *s)
+{
+    struct shadow other = {.n = s->n}, keep[N_SEQ];
+    esp_error err;
+    size_t k = 1 + rnd(4);
+
+    if (s->n == 0 || s->n + k > SOAK_CONTEXT)
+        return;
+    memcpy(other.t, s->t, sizeof other.t);
+    test_ok(esp_seq_open(&other.seq, bare, &soak_opts, &err), &err);
+    test_ok(esp_seq_append(other.seq, other.t, other.n, &err), &err);
+    test_ok(esp_seq_generate(other.seq, k, &err), &err);
+    memcpy(keep, shadows, sizeof keep);
+    shadows[0] = other;
+    run_all(bare, soak_event, NULL);
+    other = shadows[0];
+    memcpy(shadows, keep, sizeof keep);
+    esp_seq_close(other.seq);
+    test_ok(esp_seq_generate(s->seq, k, &err), &err);
+    run_all(g, soak_event, NULL);
+    assert_int_equal(s->n, other.n);
+    for (size_t i = 0; i < s->n; i++)
+        if (s->t[i] != other.t[i] || (i >= s->n - k && s->logprob[i] != other.logprob[i])) {
+            esp_usage u;
+
+            esp_seq_usage(s->seq, &u);
+            fail_msg("token %zu of %zu is %d instead of %d (%zu new, %llu cached)", i, s->n, s->t[i],
+                     other.t[i], k, (unsigned long long)u.cached_tokens);
+        }
+}
+
+static void reopen(esp_engine *g, struct shadow *s)
+{
+    const struct shadow *from = &shadows[rnd(N_SEQ)];
+    esp_error err;
+
+    esp_seq_close(s->seq);
+    if (rnd(3) == 0) { /* another's text or its beginning: what the cache is for */
+        size_t n = from->n ? rnd((uint32_t)from->n + 1) : 0;
+
+        memmove(s->t, from->t, n * sizeof *s->t);
+        s->n = n;
+    } else {
+        s->n = 0;
+    }
+    test_ok(esp_seq_open(&s->seq, g, &soak_opts, &err), &err);
+    test_ok(esp_seq_append(s->seq, s->t, s->n, &err), &err);
+}
+
+static void append(struct shadow *s)
+{
+    size_t k = 1 + rnd(40);
+    esp_error err;
+
+    if (s->n + k > SOAK_CONTEXT - 8)
+        return;
+    for (size_t i = 0; i < k; i++)
+        s->t[s->n + i] = (esp_token)(rnd(4) ? 7 : rnd(500));
+    test_ok(esp_seq_append(s->seq, s->t + s->n, k, &err), &err);
+    s->n += k;
+}
+
+/* Arm several, stop some of them somewhere. */
+static void burst(esp_engine *g)
+{
+    esp_error err;
+
+    for (int i = 0; i < N_SEQ; i++)
+        if (shadows[i].n && shadows[i].n < SOAK_CONTEXT - 8 && rnd(2))
+            test_ok(esp_seq_generate(shadows[i].seq, rnd(8), &err), &err);
+    for (int i = (int)rnd(4); i > 0; i--) {
+        esp_event e[2 * N_SEQ];
+        size_t n;
+
+        test_ok(esp_engine_step(g, e, 2 * N_SEQ, &n, &err), &err);
+        for (size_t j = 0; j < n; j++)
+            soak_event(NULL, &e[j]);
+    }
+    if (rnd(2))
+        esp_seq_stop(shadows[rnd(N_SEQ)].seq);
+    run_all(g, soak_event, NULL);
+}
+
+static esp_engine *restart(esp_engine *g, const char *dir)
+{
+    esp_error err;
+
+    for (int i = 0; i < N_SEQ; i++) {
+        esp_seq_close(shadows[i].seq);
+        shadows[i].seq = NULL;
+    }
+    esp_engine_close(g);
+    g = open_engine((esp_engine_opts){.context = SOAK_CONTEXT,
+                                      .max_seqs = N_SEQ,
+                                      .rows = 3,
+                                      .chunk = 1 + rnd(60),
+                                      .kv_tokens = 512 + 256 * rnd(6),
+                                      .admission = ESP_ADMISSION_WORST + rnd(2),
+                                      .expected_new = 1,
+                                      .checkpoints = 2 + rnd(8),
+                                      .checkpoint_every = 32 + rnd(64),
+                                      .checkpoints_per_path = 2 + rnd(3),
+                                      .snapshots = 1 + rnd(3),
+                                      .cache_dir = dir,
+                                      .cache_disk = 32u << 20});
+    for (int i = 0; i < N_SEQ; i++) {
+        test_ok(esp_seq_open(&shadows[i].seq, g, &soak_opts, &err), &err);
+        test_ok(esp_seq_append(shadows[i].seq, shadows[i].t, shadows[i].n, &err), &err);
+    }
+    return g;
+}
+
+static void fork_one(const struct shadow *from, struct shadow *to)
+{
+    esp_error err;
+
+    if (from == to)
+        return;
+    esp_seq_close(to->seq);
+    test_ok(esp_seq_fork(&to->seq, from->seq, &soak_opts, &err), &err);
+    memcpy(to->t, from->t, sizeof to->t);
+    to->n = from->n;
+}
+
+static void save_and_load(esp_engine *g, struct shadow *s, const char *dir)
+{
+    char path[512];
+    esp_error err;
+
+    snprintf(path, sizeof path, "%.400s/saved", dir);
+    test_ok(esp_seq_save(s->seq, path, &err), &err);
+    esp_seq_close(s->seq);
+    test_ok(esp_seq_load(&s->seq, g, path, &soak_opts, &err), &err);
+}
+
+static void test_soak(void **state)
+{
+    const char *soak = getenv("ESPALIER_SOAK"), *dir = test_tmpdir();
+    long wish = soak && *soak ? strtol(soak, NULL, 10) : 0; /* 1: as many as a release is tried with */
+    long n_op = wish > 1 ? wish : wish == 1 ? 100000 : 1500;
+    esp_engine *bare = open_engine((esp_engine_opts){.context = SOAK_CONTEXT, .max_seqs = 1, .chunk = 64});
+    esp_engine *g = restart(NULL, dir);
+    uint64_t hits = 0;
+    esp_stats st;
+    esp_error err;
+
+    (void)state;
+    for (long i = 0; i < n_op; i++) {
+        struct shadow *s = &shadows[rnd(N_SEQ)];
+        uint32_t what = rnd(100);
+
+        if (what < 35) {
+            append(s);
+        } else if (what < 50) {
+            burst(g);
+        } else if (what < 62) {
+            s->n = s->n ? rnd((uint32_t)s->n + 1) : 0;
+            test_ok(esp_seq_rewind(s->seq, s->n, &err), &err);
+        } else if (what < 75) {
+            fork_one(&shadows[rnd(N_SEQ)], s);
+        } else if (what < 88) {
+            reopen(g, s);
+        } else if (what < 93) {
+            test_ok(esp_seq_snapshot(s->seq, &err), &err);
+        } else if (what < 96) {
+            save_and_load(g, s, dir);
+        } else if (what < 98) {
+            test_ok(esp_engine_flush(g, &err), &err);
+        } else {
+            esp_engine_stats(g, &st);
+            hits += st.cache_hits;
+            g = restart(g, dir);
+        }
+        check_tokens(s);
+        if (i % 12 == 0)
+            compare(bare, g, s);
+    }
+    esp_engine_stats(g, &st);
+    assert_true(hits + st.cache_hits > (uint64_t)n_op / 50);
+    for (int i = 0; i < N_SEQ; i++)
+        esp_seq_close(shadows[i].seq);
+    esp_engine_close(g);
+    esp_engine_close(bare);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_ranks),       cmocka_unit_test(test_limits),
+        cmocka_unit_test(test_worst),       cmocka_unit_test(test_stops),
+        cmocka_unit_test(test_stall),       cmocka_unit_test(test_waits_for_prefix),
+        cmocka_unit_test(test_all_has_run), cmocka_unit_test(test_out_of_memory),
+        cmocka_unit_test(test_soak),
+    };
+    esp_error err;
+    int failed;
+
+    if (esp_model_open(&model, test_path("models/tiny-text"), &(esp_model_opts){.threads = 1}, &err) !=
+        ESP_OK) {
+        fprintf(stderr, "%s\n", err.message);
+        return 1;
+    }
+    failed = cmocka_run_group_tests(tests, NULL, NULL);
+    esp_model_close(model);
+    return failed;
+}

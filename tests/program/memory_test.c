@@ -1,0 +1,144 @@
+/*
+ * The memory contract, measured: what fit predicts for a context, a chunk and a type of keys and values holds
+ * the peak of a generate that fills the context, and is at most a tenth more. A run with a short prompt
+ * touches less of the same memory. A shape that the machine cannot hold is refused, or planned for, without
+ * taking memory.
+ *
+ * SPDX-License-Identifier: MIT
+ */
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "program/spawn/spawn.h"
+#include "support/support.h"
+
+#define P ESP_PROGRAM
+#define M "models/demo"
+
+/* A sanitizer has memory of its own. */
+static bool measured_bare(void)
+{
+    return !TEST_SANITIZED;
+}
+
+static double predicted(const char *ctx, const char *chunk, const char *kv, const char *rows)
+{
+    struct run r =
+        RUN(NULL, P, "fit", M, "--json", "-t", "1", "-c", ctx, "--chunk", chunk, "--kv", kv, "--rows", rows);
+    json_t *j = run_json(&r, 0);
+    const double total = json_number_value(json_object_get(json_object_get(j, "at"), "total_bytes"));
+
+    run_code(&r, 0);
+    json_decref(j);
+    run_free(&r);
+    return total;
+}
+
+/* Peak resident bytes of a program that must succeed. */
+static double peak(const char *const argv[])
+{
+    struct rusage use;
+    int status;
+    const pid_t pid = fork();
+
+    assert_true(pid >= 0);
+    if (pid == 0) {
+        if (!freopen("/dev/null", "r", stdin) || !freopen("/dev/null", "w", stdout))
+            _exit(98);
+        execv(argv[0], (char *const *)(uintptr_t)argv);
+        _exit(99);
+    }
+    assert_int_equal(wait4(pid, &status, 0, &use), pid);
+    assert_true(WIFEXITED(status));
+    assert_int_equal(WEXITSTATUS(status), 0);
+    return (double)use.ru_maxrss * 1024;
+}
+
+/* A file of n token ids. */
+static const char *prompt_of(size_t n)
+{
+    static char path[300];
+    FILE *f;
+
+    snprintf(path, sizeof path, "%s/ids.txt", test_tmpdir());
+    f = fopen(path, "w");
+    assert_non_null(f);
+    for (size_t i = 0; i < n; i++)
+        fprintf(f, "%zu ", 300 + i % 50);
+    assert_int_equal(fclose(f), 0);
+    return path;
+}
+
+static void test_measured(void **state)
+{
+    static const struct {
+        const char *ctx, *chunk, *kv;
+    } cases[] = {{"256", "0", "bf16"},  {"256", "2048", "f32"}, {"1024", "32", "f32"},
+                 {"1024", "0", "bf16"}, {"4096", "32", "bf16"}, {"4096", "0", "f32"}};
+
+    (void)state;
+    if (!measured_bare())
+        skip();
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const char *ctx = cases[i].ctx, *chunk = cases[i].chunk, *kv = cases[i].kv;
+        const double most = predicted(ctx, chunk, kv, "1");
+        const char *file = prompt_of(strtoul(ctx, NULL, 10) - 8);
+        const char *const full[] = {P,     "generate",     M,    "--ids", "-f", file, "-n",
+                                    "8",   "--ignore-eos", "-t", "1",     "-c", ctx,  "--chunk",
+                                    chunk, "--kv",         kv,   NULL};
+        const char *const few[] = {P,    "run", M,         "hi",  "-n",   "2", "-t", "1",
+                                   "-c", ctx,   "--chunk", chunk, "--kv", kv,  NULL};
+        const double got = peak(full), less = peak(few);
+
+        if (got > most || got < 0.9 * most || less > most)
+            fail_msg(
+                "context %s, chunk %s, %s: predicted %.0f, measured %.0f full and %.0f with a short prompt",
+                ctx, chunk, kv, most, got, less);
+    }
+}
+
+static void test_rows(void **state)
+{
+    const char *file = prompt_of(500);
+    const char *const argv[] = {P,    "generate", M,    "--ids", "-f", file,   "-n", "520", "--ignore-eos",
+                                "-N", "4",        "-t", "1",     "-c", "1024", NULL};
+    double got, most;
+
+    (void)state;
+    if (!measured_bare())
+        skip();
+    got = peak(argv);
+    most = predicted("1024", "0", "bf16", "4"); /* the rows share a page of the prompt, so it may be less */
+    if (got > most || got < 0.88 * most)
+        fail_msg("4 rows: predicted %.0f, measured %.0f", most, got);
+}
+
+static void test_shapes_take_none(void **state)
+{
+    static const char *const fit[] = {P,        "fit", "--synthetic", "qwen3.5-27b", "--memory-budget",
+                                      "400GiB", NULL};
+    struct run r;
+
+    (void)state;
+    assert_true(peak(fit) < 100e6 || !measured_bare());
+    r = RUN(NULL, P, "bench", "--synthetic", "qwen3.5-27b", "--memory-budget", "1GiB", "-p", "8", "-n", "1");
+    run_code(&r, 4);
+    run_says(&r, "the budget is 1073741824");
+    run_free(&r);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_measured),
+        cmocka_unit_test(test_rows),
+        cmocka_unit_test(test_shapes_take_none),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

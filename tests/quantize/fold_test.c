@@ -1,0 +1,173 @@
+/*
+ * The basis is orthogonal for every kind of order, and a folded model computes the same logits: tiny-text and
+ * demo, exact f32 on both sides, the tied head untied.
+ *
+ * SPDX-License-Identifier: MIT
+ */
+#include "support/support.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "quantize/overlay.h"
+#include "quantize/runner.h"
+
+enum { N_TOK = 96 };
+
+static void test_orthogonal(void **state)
+{
+    static const uint32_t orders[] = {1, 2, 12, 20, 24, 64, 96, 160, 256, 5120};
+    esp_error err;
+
+    (void)state;
+    for (size_t o = 0; o < sizeof orders / sizeof orders[0]; o++) {
+        const uint32_t n = orders[o], rows = n < 12 ? n : 12;
+        float *x = calloc((size_t)rows * n, sizeof *x);
+        struct esp_basis b;
+
+        assert_true(esp_basis_fits(n));
+        test_ok(esp_basis_open(&b, n, 5, &err), &err);
+        for (uint32_t r = 0; r < rows; r++)
+            x[(size_t)r * n + r * (n / rows)] = 1;
+        esp_basis_rows(&b, x, rows, n);
+        for (uint32_t r = 0; r < rows; r++)
+            for (uint32_t s = 0; s < rows; s++) {
+                double dot = 0;
+
+                for (uint32_t i = 0; i < n; i++)
+                    dot += (double)x[(size_t)r * n + i] * x[(size_t)s * n + i];
+                assert_true(fabs(dot - (r == s)) < 1e-5);
+            }
+        for (uint32_t i = 0; i < n; i++) /* Hadamard: all entries of one size */
+            assert_true(fabsf(fabsf(x[i]) - 1 / sqrtf((float)n)) < 1e-5f);
+        esp_basis_close(&b);
+        free(x);
+    }
+    assert_false(esp_basis_fits(0));
+    assert_false(esp_basis_fits(28));
+    test_refused(esp_basis_open(&(struct esp_basis){0}, 28, 1, &err), ESP_EUNSUPPORTED, &err, "28");
+}
+
+/* A matrix that writes in the basis and one that reads in it cancel. */
+static void test_sides(void **state)
+{
+    enum { N = 24, C = 5 };
+    float in[C * N], out[N * C], column[N], a[C * C] = {0}, b[C * C] = {0};
+    struct esp_basis q;
+    esp_error err;
+
+    (void)state;
+    test_ok(esp_basis_open(&q, N, 9, &err), &err);
+    for (int i = 0; i < C * N; i++) {
+        in[i] = sinf((float)i);
+        out[i] = cosf((float)(3 * i));
+    }
+    for (int pass = 0; pass < 2; pass++) {
+        float *to = pass ? b : a;
+
+        for (int r = 0; r < C; r++)
+            for (int c = 0; c < C; c++)
+                for (int i = 0; i < N; i++)
+                    to[r * C + c] += in[r * N + i] * out[i * C + c];
+        esp_basis_rows(&q, in, C, N);
+        esp_basis_cols(&q, out, C, column);
+    }
+    for (int i = 0; i < C * C; i++)
+        assert_true(fabsf(a[i] - b[i]) < 1e-4f);
+    esp_basis_close(&q);
+}
+
+struct logits {
+    float *all;
+    uint32_t n_vocab;
+};
+
+static esp_status keep(void *user, uint32_t first, uint32_t n_row, const float *logits, esp_error *err)
+{
+    struct logits *l = user;
+
+    (void)err;
+    memcpy(l->all + (size_t)first * l->n_vocab, logits, (size_t)n_row * l->n_vocab * sizeof *logits);
+    return ESP_OK;
+}
+
+static float *run(const struct esp_config *c, const struct esp_source *src, uint32_t *n_vocab)
+{
+    const struct esp_runner_opts o = {.level = esp_cpu_best(), .threads = 1, .context = N_TOK, .max_tok = 64};
+    struct esp_runner r;
+    struct logits l;
+    struct esp_run_out out = {.logits = keep, .user = &l};
+    int32_t ids[N_TOK];
+    esp_error err;
+
+    test_ok(esp_runner_open_source(&r, c, src, &o, &err), &err);
+    l.n_vocab = *n_vocab = r.n_vocab;
+    l.all = malloc((size_t)N_TOK * r.n_vocab * sizeof(float));
+    out.buffer = malloc((size_t)64 * r.n_vocab * sizeof(float));
+    for (int i = 0; i < N_TOK; i++)
+        ids[i] = (int32_t)((uint32_t)(i * 7919 + 13) % (r.n_vocab < 4000 ? r.n_vocab : 4000));
+    test_ok(esp_runner_run(&r, ids, N_TOK, &out, &err), &err);
+    free(out.buffer);
+    esp_runner_close(&r);
+    return l.all;
+}
+
+static void same_logits(const char *folder)
+{
+    struct esp_checkpoint *ck;
+    struct esp_source *src;
+    struct esp_fold fold;
+    struct esp_overlay o;
+    uint32_t n, m;
+    float *a, *b, worst = 0, size = 0;
+    esp_error err;
+
+    test_ok(esp_checkpoint_open(&ck, test_path(folder), &err), &err);
+    test_ok(esp_source_checkpoint(&src, ck, &err), &err);
+    test_ok(esp_fold_open(&fold, &ck->config, src, false, true, 1, &err), &err);
+    esp_overlay_init(&o, src, &fold);
+    assert_false(o.source.tied);
+    a = run(&ck->config, src, &n);
+    b = run(&ck->config, &o.source, &m);
+    assert_int_equal(n, m);
+    for (size_t i = 0; i < (size_t)N_TOK * n; i++) {
+        worst = fmaxf(worst, fabsf(a[i] - b[i]));
+        size = fmaxf(size, fabsf(a[i]));
+    }
+    assert_true(size > 1); /* not two runs of zeros */
+    if (worst > 1e-4f)
+        fail_msg("%s: folded logits differ by %g", folder, (double)worst);
+    /* and the fold did change the weights */
+    assert_true(o.n_owned > 10);
+    free(a);
+    free(b);
+    esp_overlay_close(&o);
+    esp_fold_close(&fold);
+    src->close(src);
+    esp_checkpoint_close(ck);
+}
+
+static void test_tiny(void **state)
+{
+    (void)state;
+    same_logits("models/tiny-text");
+}
+
+static void test_demo(void **state)
+{
+    (void)state;
+    same_logits("models/demo");
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_orthogonal),
+        cmocka_unit_test(test_sides),
+        cmocka_unit_test(test_tiny),
+        cmocka_unit_test(test_demo),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
