@@ -70,3 +70,58 @@ void cu_prepare(cudaStream_t s, const float *x, uint32_t width, uint32_t n_row, 
 {
     prepare<<<dim3((out->ld / 8 + 127) / 128, n_row), 128, 0, s>>>(x, width, *out);
 }
+
+/* ---- for coded weights ---- */
+
+enum { CODED_THREADS = 1024 };
+
+/* Element k .. k + 8 of a row, times the scales of inputs, zeros past the width. */
+static __device__ __forceinline__ void coded_inputs(const float *x, const float *scale, uint32_t width,
+                                                    uint32_t k, float v[8])
+{
+    if (width % 8 == 0 && k < width) {
+        cu_load8(x + k, v);
+    } else {
+#pragma unroll
+        for (uint32_t i = 0; i < 8; i++)
+            v[i] = k + i < width ? x[k + i] : 0.0f;
+    }
+    if (!scale)
+        return;
+#pragma unroll
+    for (uint32_t i = 0; i < 8; i++)
+        v[i] *= scale[k + i]; /* padded as codes are */
+}
+
+/* A block is a row. */
+static __global__ void __launch_bounds__(CODED_THREADS)
+    prepare_coded(const float *x, uint32_t width, const float *scale, uint32_t permute, cu_act out)
+{
+    cu_let_next_start();
+    __shared__ float red[32];
+    const uint32_t row = blockIdx.x;
+    float v[8], most = 0, up;
+
+    x += (size_t)row * width;
+    for (uint32_t k = threadIdx.x * 8; k < out.ld; k += CODED_THREADS * 8) {
+        coded_inputs(x, scale, width, k, v);
+#pragma unroll
+        for (int i = 0; i < 8; i++)
+            most = fmaxf(most, fabsf(v[i]));
+    }
+    most = cu_block_max(most, red);
+    up = cu_coded_power(most);
+    if (threadIdx.x == 0)
+        out.sums[row] = 1.0f / up;
+    for (uint32_t k = threadIdx.x * 8; k < out.ld; k += CODED_THREADS * 8) {
+        coded_inputs(x, scale, width, k, v);
+        cu_emit8_coded(out, row, permute ? cu_coded_place(k) : k, v, up);
+    }
+}
+
+void cu_prepare_coded(cudaStream_t s, const float *x, uint32_t width, uint32_t n_row,
+                      const struct cu_weight *w, const struct cu_act *out)
+{
+    prepare_coded<<<n_row, CODED_THREADS, 0, s>>>(
+        x, width, w->axis ? nullptr : reinterpret_cast<const float *>(w->scales), w->axis, *out);
+}
