@@ -23,7 +23,7 @@ static __device__ __forceinline__ void coded_mma(float (*acc)[4], const uint32_t
             cu_mma_f16(acc[n], a[0], a[1], a[2], a[3], x[n][i].x, x[n][i].y);
 }
 
-/* Activations 8 t + 4 s .. of block kb of rows row0 + 8 n + g, zeros past the last row. */
+/* Activations 8 t + 4 s .. of block kb of rows row0 + 8 n + g. */
 template <int TERMS, int NT>
 static __device__ __forceinline__ void coded_rows(uint2 (*to)[TERMS], const cu_act &x, uint32_t row0,
                                                   uint32_t n_row, uint32_t kb, uint32_t s)
@@ -34,12 +34,11 @@ static __device__ __forceinline__ void coded_rows(uint2 (*to)[TERMS], const cu_a
     for (int n = 0; n < NT; n++)
 #pragma unroll
         for (int i = 0; i < TERMS; i++) {
-            const uint32_t row = row0 + n * 8 + g;
+            /* columns past the last row are not stored */
+            const uint32_t row = min(row0 + n * 8 + g, n_row - 1);
 
-            to[n][i] = make_uint2(0, 0);
-            if (row < n_row)
-                to[n][i] =
-                    *reinterpret_cast<const uint2 *>(x.t[i] + (size_t)row * x.ld + kb * 32 + 8 * t + 4 * s);
+            to[n][i] =
+                *reinterpret_cast<const uint2 *>(x.t[i] + (size_t)row * x.ld + kb * 32 + 8 * t + 4 * s);
         }
 }
 

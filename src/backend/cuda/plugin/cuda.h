@@ -56,6 +56,7 @@ struct cuda_step {
 
 struct cuda_graph {
     struct cu_shape shape; /* zeros: a free place */
+    bool hidden;           /* keeps hidden rows */
     cudaGraphExec_t exec;  /* NULL: seen once */
 };
 
@@ -78,6 +79,8 @@ struct esp_plan {
     const float **vec0, **vec1;   /* [n_op] device copies */
     /* Offsets into device scratch. */
     size_t values_bytes, act_term, act_bytes, rope_bytes, parts_bytes, spread_bytes, logits_bytes, vec_bytes;
+    size_t input_bytes, hidden_bytes; /* rows of the tape's INPUT and HIDDEN, which no value overlaps */
+    size_t input_off, hidden_off;
     size_t expand_bytes; /* code values of a range of tiles of a coded weight */
     size_t act_off, rope_off, parts_off, spread_off, expand_off, logits_off, vec_off, batch_off,
         scratch_bytes;

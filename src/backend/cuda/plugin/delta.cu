@@ -14,7 +14,7 @@
  *
  * SPDX-License-Identifier: MIT
  */
-#include "backend/cuda/plugin/device.cuh"
+#include "backend/cuda/plugin/start.cuh"
 
 enum { COLS = 32, ROWS = 32, THREADS = 256 };
 #define L2_EPS 1e-6f /* inside the square root of the q and k norms, as in the model reference */
@@ -29,6 +29,8 @@ enum {
 static __global__ void __launch_bounds__(256)
     conv(const __grid_constant__ cu_delta d, const float *x, const float *w, float *y, cu_batch b)
 {
+    cu_let_next_start();
+    cu_wait_for_inputs();
     const uint32_t c = blockIdx.x * 256 + threadIdx.x;
     const cu_seq s = b.seqs[blockIdx.z];
     const uint32_t i0 = blockIdx.y * CONV_ROWS, i1 = min(i0 + CONV_ROWS, s.n_tok);
@@ -72,8 +74,8 @@ static __global__ void __launch_bounds__(256)
 void cu_conv(cudaStream_t s, const struct cu_delta *d, const float *x, const float *w, float *y,
              const struct cu_batch *b, const struct cu_shape *h)
 {
-    conv<<<dim3((d->conv_dim + 255) / 256, (h->max_seq_tok + CONV_ROWS - 1) / CONV_ROWS, h->n_seq), 256, 0,
-           s>>>(*d, x, w, y, *b);
+    cu_start(s, conv, dim3((d->conv_dim + 255) / 256, (h->max_seq_tok + CONV_ROWS - 1) / CONV_ROWS, h->n_seq),
+             256, 0, *d, x, w, y, *b);
 }
 
 /* ---- the delta rule
@@ -160,8 +162,21 @@ static __device__ __forceinline__ float sum8(float v)
 static __device__ __forceinline__ void log_decays(const float *g, uint32_t i, float *out, float *whole)
 {
     float sum = 0;
+    uint32_t j = i;
 
-    for (uint32_t j = i; j > 0; j--) {
+    for (; j >= 8; j -= 8) { /* loads first: each sum waits for the one before, not for memory too */
+        float v[8];
+
+#pragma unroll
+        for (uint32_t m = 0; m < 8; m++)
+            v[m] = g[j - m];
+#pragma unroll
+        for (uint32_t m = 0; m < 8; m++) {
+            out[j - m] = sum;
+            sum += v[m];
+        }
+    }
+    for (; j > 0; j--) {
         out[j] = sum;
         sum += g[j];
     }
@@ -322,6 +337,15 @@ static __device__ __forceinline__ void fold(const cu_delta &d, const room &r, sp
     __syncthreads();
 }
 
+/* Four floats into shared memory, without waiting: a block reads up to 60 KB and has no other work meanwhile.
+ */
+static __device__ __forceinline__ void copy_4(float *to, const float *from)
+{
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"((uint32_t)__cvta_generic_to_shared(to)),
+                 "l"(from)
+                 : "memory");
+}
+
 /* Committed open rows [0, n) and the state, from the slot. */
 static __device__ __forceinline__ void load_open(const cu_delta &d, const room &r, const span_of &w,
                                                  uint32_t n)
@@ -337,17 +361,24 @@ static __device__ __forceinline__ void load_open(const cu_delta &d, const room &
     for (uint32_t e = threadIdx.x; e < COLS * per; e += THREADS) {
         const uint32_t c = e / per, i = e % per * 4;
 
-        *reinterpret_cast<float4 *>(r.s + c * ld + i) =
-            c < w.n_col ? *reinterpret_cast<const float4 *>(s + (size_t)c * d.dk + i)
-                        : make_float4(0, 0, 0, 0);
+        if (c < w.n_col)
+            copy_4(r.s + c * ld + i, s + (size_t)c * d.dk + i);
+        else
+            *reinterpret_cast<float4 *>(r.s + c * ld + i) = make_float4(0, 0, 0, 0);
     }
     for (uint32_t e = threadIdx.x; e < n * per; e += THREADS)
-        *reinterpret_cast<float4 *>(r.k + e / per * ld + e % per * 4) =
-            *reinterpret_cast<const float4 *>(k + (size_t)e * 4);
-    for (uint32_t e = threadIdx.x; e < n * COLS; e += THREADS)
-        r.u[e] = e % COLS < w.n_col ? u[(size_t)(e / COLS) * d.dv + e % COLS] : 0.0f;
+        copy_4(r.k + e / per * ld + e % per * 4, k + (size_t)e * 4);
+    for (uint32_t e = threadIdx.x; e < n * (COLS / 4); e += THREADS) {
+        const uint32_t row = e / (COLS / 4), c = e % (COLS / 4) * 4;
+
+        if (c < w.n_col) /* both are multiples of 4 */
+            copy_4(r.u + row * COLS + c, u + (size_t)row * d.dv + c);
+        else
+            *reinterpret_cast<float4 *>(r.u + row * COLS + c) = make_float4(0, 0, 0, 0);
+    }
     for (uint32_t e = threadIdx.x; e < n; e += THREADS)
         r.g[e] = g[e];
+    asm volatile("cp.async.wait_all;" ::: "memory");
     __syncthreads();
 }
 
@@ -389,6 +420,8 @@ static __global__ void __launch_bounds__(THREADS)
     delta_rule(const __grid_constant__ cu_delta d, const float *c, const float *gates, float *o, cu_batch b,
                uint32_t rows, bool crosses)
 {
+    cu_let_next_start();
+    cu_wait_for_inputs();
     extern __shared__ __align__(16) float shared[];
     const room r = carve(shared, d.dk, rows);
     const cu_seq s = b.seqs[blockIdx.z];
@@ -427,6 +460,8 @@ static __global__ void __launch_bounds__(THREADS)
 static __global__ void __launch_bounds__(32)
     store_rows(const __grid_constant__ cu_delta d, const float *c, const float *gates, cu_batch b)
 {
+    cu_let_next_start();
+    cu_wait_for_inputs();
     const cu_seq s = b.seqs[blockIdx.z];
     const uint32_t end = s.n + s.n_tok, rep = d.vh / d.kh, kh = blockIdx.y;
     /* a write-through pass keeps its last chunk's rows, a journalled one all of them */
@@ -450,10 +485,10 @@ void cu_delta_rule(cudaStream_t s, const struct cu_delta *d, const float *c, con
 {
     const uint32_t rows = h->max_seq_tok < ROWS ? h->max_seq_tok : ROWS;
 
-    delta_rule<<<dim3((d->dv + COLS - 1) / COLS, d->vh, h->n_seq), THREADS,
-                 room_floats(d->dk, rows) * sizeof(float), s>>>(*d, c, gates, o, *b, rows, h->crosses != 0);
+    cu_start(s, delta_rule, dim3((d->dv + COLS - 1) / COLS, d->vh, h->n_seq), THREADS,
+             room_floats(d->dk, rows) * sizeof(float), *d, c, gates, o, *b, rows, h->crosses != 0);
     if (h->crosses)
-        store_rows<<<dim3(CU_CHUNK, d->kh, h->n_seq), 32, 0, s>>>(*d, c, gates, *b);
+        cu_start(s, store_rows, dim3(CU_CHUNK, d->kh, h->n_seq), 32, 0, *d, c, gates, *b);
 }
 
 cudaError_t cu_delta_setup(uint32_t dk)

@@ -143,10 +143,14 @@ static void products(const struct esp_plan *p, const struct cuda_step *s, const 
         return;
     if (s->prepare)
         cu_prepare(p->dev->stream, x, n_in, n_row, &act);
-    for (uint32_t i = 0; i < s->n_op; i++) { /* weights of equal format share a launch */
+    /*
+     * Weights of equal format share a launch. The last op's format goes first: small plain gates stand last,
+     * and a large product that follows can fetch its first weights meanwhile.
+     */
+    for (uint32_t i = s->n_op; i-- > 0;) {
         struct cu_linears l = linears_of(p);
 
-        for (uint32_t j = i; j < s->n_op; j++) {
+        for (uint32_t j = 0; j < s->n_op; j++) {
             const struct cu_weight *w = &p->weights[s->op + j]->w;
 
             if (done[j] || w->format == CU_CODED || !same_family(w, &p->weights[s->op + i]->w))
@@ -265,13 +269,47 @@ static void mixer_op(const struct esp_plan *p, uint32_t i, const struct cu_shape
     }
 }
 
+/* n_row rows of n floats, pitches in floats. An error shows at the end of the step, as those of kernels do.
+ */
+static void copy_rows(const struct esp_plan *p, float *to, uint32_t to_pitch, const float *from, uint32_t n,
+                      uint32_t n_row)
+{
+    cudaMemcpy2DAsync(to, to_pitch * sizeof(float), from, n * sizeof(float), n * sizeof(float), n_row,
+                      cudaMemcpyDeviceToDevice, p->dev->stream);
+}
+
+/* Ops that only move rows: between a tape and the batch, and side by side. */
+static void copy_op(const struct esp_plan *p, const struct esp_op *op, const struct cu_shape *h)
+{
+    if (op->kind == ESP_OP_INPUT) {
+        const uint32_t n = plan_width(p, op->out);
+
+        copy_rows(p, plan_value(p, op->out), n, (const float *)(const void *)(p->scratch + p->input_off), n,
+                  h->n_tok);
+    } else if (op->kind == ESP_OP_CONCAT) {
+        const uint32_t na = plan_width(p, op->a), nb = plan_width(p, op->b), n_row = rows_of(p, op->out, h);
+        float *y = plan_value(p, op->out);
+
+        if (n_row == 0)
+            return;
+        copy_rows(p, y, na + nb, plan_value(p, op->a), na, n_row);
+        copy_rows(p, y + na, na + nb, plan_value(p, op->b), nb, n_row);
+    } else if (p->batch->hidden) { /* HIDDEN */
+        const uint32_t n = plan_width(p, op->a);
+
+        copy_rows(p, (float *)(void *)(p->scratch + p->hidden_off), n, plan_value(p, op->a), n, h->n_tok);
+    }
+}
+
 static void row_op(const struct esp_plan *p, uint32_t i, const struct cu_shape *h, bool emit)
 {
     const struct esp_op *op = &p->tape->ops[i];
     cudaStream_t s = p->dev->stream;
 
-    if (op->kind == ESP_OP_HIDDEN) /* no batch may ask for these rows: cuda_run() */
+    if (op->kind == ESP_OP_HIDDEN || op->kind == ESP_OP_INPUT || op->kind == ESP_OP_CONCAT) {
+        copy_op(p, op, h);
         return;
+    }
     uint32_t n = plan_width(p, op->out), n_row = rows_of(p, op->out, h);
     const float *a = op->a != ESP_NO_VAL ? plan_value(p, op->a) : NULL;
     const float *b = op->b != ESP_NO_VAL ? plan_value(p, op->b) : NULL;

@@ -6,10 +6,13 @@
  * SPDX-License-Identifier: MIT
  */
 #include "backend/cuda/plugin/coded.cuh"
+#include "backend/cuda/plugin/start.cuh"
 
 static __global__ void add_coded_parts(const float *parts, const __grid_constant__ cu_weight w,
                                        const __grid_constant__ cu_act x, float *y, size_t n)
 {
+    cu_let_next_start();
+    cu_wait_for_inputs();
     const size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
     float sum;
 
@@ -26,7 +29,7 @@ static void add_up(cudaStream_t s, const cu_linears *l, const cu_act *x, uint32_
 {
     const size_t n = (size_t)n_row * l->w[0].n_out;
 
-    add_coded_parts<<<(unsigned)((n + 127) / 128), 128, 0, s>>>(l->parts, l->w[0], *x, l->y[0], n);
+    cu_start(s, add_coded_parts, (unsigned)((n + 127) / 128), 128, 0, l->parts, l->w[0], *x, l->y[0], n);
 }
 
 /* At most CU_FEW_ROWS rows from row0 on. */

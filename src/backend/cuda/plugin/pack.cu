@@ -4,7 +4,7 @@
  *
  * SPDX-License-Identifier: MIT
  */
-#include "backend/cuda/plugin/device.cuh"
+#include "backend/cuda/plugin/start.cuh"
 
 size_t cu_packed_code_bytes(const struct cu_weight *w)
 {
@@ -287,13 +287,15 @@ static __device__ float element(const cu_weight &w, uint32_t row, uint32_t k)
 
 static __global__ void embed(cu_weight w, const int32_t *ids, float *y)
 {
+    cu_let_next_start();
+    cu_wait_for_inputs();
     for (uint32_t k = threadIdx.x; k < w.n_in; k += blockDim.x)
         y[(size_t)blockIdx.x * w.n_in + k] = element(w, (uint32_t)ids[blockIdx.x], k);
 }
 
 void cu_embed(cudaStream_t s, const struct cu_weight *w, const struct cu_batch *b, float *y, uint32_t n_tok)
 {
-    embed<<<n_tok, 256, 0, s>>>(*w, b->ids, y);
+    cu_start(s, embed, n_tok, 256, 0, *w, b->ids, y);
 }
 
 cudaError_t cu_probe(void)

@@ -39,8 +39,8 @@ static bool wants_terms(const struct esp_weight *w)
 
 bool cuda_can(const struct esp_dev *d, const struct esp_op *op)
 {
-    (void)d; /* the draft layer's ops have no kernels here yet */
-    return op->kind != ESP_OP_INPUT && op->kind != ESP_OP_CONCAT;
+    (void)d;
+    return op->kind < ESP_OP_COUNT; /* every op; shapes are looked at where widths are known */
 }
 
 /* Shapes that the kernels do not take, checked once where widths are known. */
@@ -167,6 +167,21 @@ static void lay_out_act(struct esp_plan *p)
                    pad(ld / 32 * p->act_rows * sizeof(float));
 }
 
+/* Rows that enter and leave a tape by the batch. */
+static void lay_out_rows(struct esp_plan *p)
+{
+    const struct esp_tape *t = p->tape;
+
+    for (uint32_t i = 0; i < t->n_op; i++) {
+        const size_t row = (size_t)p->opts.max_tok * sizeof(float);
+
+        if (t->ops[i].kind == ESP_OP_INPUT)
+            p->input_bytes = pad(row * t->values[t->ops[i].out].width);
+        if (t->ops[i].kind == ESP_OP_HIDDEN)
+            p->hidden_bytes = pad(row * t->values[t->ops[i].a].width);
+    }
+}
+
 static void lay_out_batch(struct esp_plan *p)
 {
     struct cuda_batch_layout *b = &p->bl;
@@ -264,6 +279,7 @@ static esp_status lay_out(struct esp_plan *p, esp_error *err)
     p->values_bytes = pad(esp_place_values(t, &p->opts, p->value_off));
     lay_out_act(p);
     lay_out_batch(p);
+    lay_out_rows(p);
     p->rope_bytes = pad((size_t)p->opts.max_tok * 2 * t->rope.n_half * sizeof(float));
     p->part_spans = (p->opts.context + ESP_SPAN - 1) / ESP_SPAN;
     p->parts_bytes = pad(parts_bytes(p));
@@ -283,7 +299,9 @@ static esp_status lay_out(struct esp_plan *p, esp_error *err)
     p->logits_off = p->expand_off + p->expand_bytes;
     p->vec_off = p->logits_off + p->logits_bytes;
     p->batch_off = p->vec_off + p->vec_bytes;
-    p->scratch_bytes = p->batch_off + p->bl.bytes;
+    p->input_off = p->batch_off + p->bl.bytes;
+    p->hidden_off = p->input_off + p->input_bytes;
+    p->scratch_bytes = p->hidden_off + p->hidden_bytes;
     return ESP_OK;
 }
 
