@@ -57,6 +57,7 @@ struct cuda_step {
 struct cuda_graph {
     struct cu_shape shape; /* zeros: a free place */
     bool hidden;           /* keeps hidden rows */
+    bool plain;            /* a driver that cannot capture it: kernels are started one by one */
     cudaGraphExec_t exec;  /* NULL: seen once */
 };
 

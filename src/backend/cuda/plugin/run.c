@@ -160,13 +160,19 @@ static esp_status replay(struct esp_plan *p, const struct cu_shape *h, esp_error
         if (g->exec)
             cudaGraphExecDestroy(g->exec);
         g->exec = NULL;
+        g->plain = false;
         g->shape = *h;
         g->hidden = hidden;
         walk(p, h);
         return ESP_OK;
     }
-    if (!g->exec)
-        ESP_TRY(capture(p, h, &g->exec, err));
+    if (!g->exec && !g->plain)
+        g->plain =
+            capture(p, h, &g->exec, NULL) != ESP_OK; /* a graph saves time; steps do not depend on one */
+    if (g->plain) {
+        walk(p, h);
+        return ESP_OK;
+    }
     CUDA_TRY(cudaGraphLaunch(g->exec, p->dev->stream), "running a step");
     return ESP_OK;
 }

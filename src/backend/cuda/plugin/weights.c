@@ -146,9 +146,14 @@ static esp_status pack_coded_rows(struct cuda_dev *d, const struct esp_weight *w
     } else {
         src.row = blocks * block / 4;
         src.pair = 2 * block / 4;
-        CUDA_TRY(cudaMemcpy2DAsync(staging, src.row * 4, w->codes + row0 * w->row_bytes, w->row_bytes,
-                                   src.row * 4, n, cudaMemcpyHostToDevice, d->stream),
-                 "uploading weights");
+        if (src.row * 4 == w->row_bytes)
+            CUDA_TRY(cudaMemcpyAsync(staging, w->codes + row0 * w->row_bytes, n * w->row_bytes,
+                                     cudaMemcpyHostToDevice, d->stream),
+                     "uploading weights");
+        else
+            CUDA_TRY(cudaMemcpy2DAsync(staging, src.row * 4, w->codes + row0 * w->row_bytes, w->row_bytes,
+                                       src.row * 4, n, cudaMemcpyHostToDevice, d->stream),
+                     "uploading weights");
     }
     cu_pack_coded(d->stream, c, &src);
     CUDA_TRY(cudaGetLastError(), "packing weights");
