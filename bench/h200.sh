@@ -69,6 +69,14 @@ if [ -z "${SKIP_CHECKS:-}" ]; then # side by side: most of their time is the CPU
     check oracle 100 env ESPALIER_TEST_DEVICE=cuda "$dir/test_state_oracle" &
     check demo 60 env ESPALIER_TEST_DEVICE=cuda "$dir/test_engine_demo" &
     wait
+    if grep -qsE '^(FAILED|TIMEOUT)' "$out"/*.verdict; then # does it come from kernels that start early?
+        export ESPALIER_CUDA_EARLY=0
+        check plain_cuts 40 env ESPALIER_TEST_FILTER='test_*cuts' "$dir/test_cuda_ops" &
+        check plain_formats 40 env ESPALIER_TEST_FILTER=test_formats "$dir/test_cuda_ops" &
+        check plain_trellis 40 env ESPALIER_TEST_FILTER=test_trellis "$dir/test_cuda_ops" &
+        wait
+        unset ESPALIER_CUDA_EARLY
+    fi
     cat "$out"/*.verdict
 fi
 if [ -n "${SANITIZE:-}" ] && command -v compute-sanitizer >/dev/null; then

@@ -9,14 +9,18 @@
 #ifndef ESP_BACKEND_CUDA_PLUGIN_START_CUH
 #define ESP_BACKEND_CUDA_PLUGIN_START_CUH
 
+#include <stdlib.h>
+
 #include "backend/cuda/plugin/device.cuh"
 
-/* Whether the current device knows programmatic launches. */
+/* Whether the current device knows programmatic launches; ESPALIER_CUDA_EARLY=0 does without, to find faults.
+ */
 static inline int cu_knows_early(void)
 {
+    const char *wanted = getenv("ESPALIER_CUDA_EARLY");
     int device = 0, major = 0;
 
-    if (cudaGetDevice(&device) != cudaSuccess ||
+    if ((wanted && wanted[0] == '0') || cudaGetDevice(&device) != cudaSuccess ||
         cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) != cudaSuccess)
         return 0;
     return major >= 9;
