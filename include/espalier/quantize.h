@@ -89,11 +89,11 @@ typedef void (*esp_quantize_tensor_fn)(void *user, const esp_quantize_tensor *t)
 
 /*
  * Quantize the model folder source into the new folder output. Work is done in "OUTPUT.work", which becomes
- * the output by one rename; it never loads before. Stopped or killed at any moment, the same call with resume
- * goes on and ends with the same bytes. Refused before any work: an output that exists (ESP_ESTATE), a work
- * folder without resume or of other options (ESP_ESTATE), too little disk space (ESP_ENOFIT), keep patterns
- * and recipe names that match nothing (ESP_EINVAL), a source that is quantized already (ESP_EUNSUPPORTED),
- * weights that are not finite (ESP_ENUMERIC, naming the tensor).
+ * the output by one rename; it does not load before it is complete. Stopped or killed at any moment, the same
+ * call with resume goes on and ends with the same bytes. Refused before any work: an output that exists
+ * (ESP_ESTATE), a work folder without resume or of other options (ESP_ESTATE), too little disk space
+ * (ESP_ENOFIT), keep patterns and recipe names that match nothing (ESP_EINVAL), a source that is quantized
+ * already (ESP_EUNSUPPORTED), weights that are not finite (ESP_ENUMERIC, naming the tensor).
  */
 ESP_API esp_status esp_quantize(const char *source, const char *output, const esp_quantize_opts *opts,
                                 esp_quantize_report *report, esp_quantize_tensor_fn visit, void *visit_user,

@@ -332,9 +332,13 @@ static void product_float(const struct esp_weight *w, const void *act, uint32_t 
 void esp_affine_init_neon(struct esp_kernels *k)
 {
     for (int f = ESP_FORMAT_AFFINE2; f <= ESP_FORMAT_AFFINE8; f++) {
-        k->linear[f][ESP_ACT_F32] = (struct esp_linear){float_bytes, prepare_f32, product_float};
-        k->linear[f][ESP_ACT_BF16] = (struct esp_linear){float_bytes, prepare_bf16, product_float};
-        k->linear[f][ESP_ACT_INT8X2] = (struct esp_linear){int_bytes, prepare_int8x2, product_int};
-        k->linear[f][ESP_ACT_INT8] = (struct esp_linear){int_bytes, prepare_int8, product_int};
+        k->linear[f][ESP_ACT_F32] = (struct esp_linear){
+            .prepared_bytes = float_bytes, .prepare = prepare_f32, .product = product_float};
+        k->linear[f][ESP_ACT_BF16] = (struct esp_linear){
+            .prepared_bytes = float_bytes, .prepare = prepare_bf16, .product = product_float};
+        k->linear[f][ESP_ACT_INT8X2] = (struct esp_linear){
+            .prepared_bytes = int_bytes, .prepare = prepare_int8x2, .product = product_int};
+        k->linear[f][ESP_ACT_INT8] =
+            (struct esp_linear){.prepared_bytes = int_bytes, .prepare = prepare_int8, .product = product_int};
     }
 }

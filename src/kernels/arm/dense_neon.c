@@ -149,8 +149,9 @@ void esp_dense_init_neon(struct esp_kernels *k)
     } row[] = {{ESP_FORMAT_F32, product_f32}, {ESP_FORMAT_BF16, product_bf16}, {ESP_FORMAT_F16, product_f16}};
 
     for (size_t i = 0; i < sizeof row / sizeof row[0]; i++) {
-        k->linear[row[i].format][ESP_ACT_F32] = (struct esp_linear){prepared_bytes, NULL, row[i].product};
-        k->linear[row[i].format][ESP_ACT_BF16] =
-            (struct esp_linear){prepared_bytes, prepare_bf16, row[i].product};
+        k->linear[row[i].format][ESP_ACT_F32] =
+            (struct esp_linear){.prepared_bytes = prepared_bytes, .product = row[i].product};
+        k->linear[row[i].format][ESP_ACT_BF16] = (struct esp_linear){
+            .prepared_bytes = prepared_bytes, .prepare = prepare_bf16, .product = row[i].product};
     }
 }
