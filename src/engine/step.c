@@ -219,7 +219,7 @@ static void build(struct esp_engine *g, struct step *st)
     add_pending(g, st);
     budget = esp_engine_budget(g, st->batch.n_tok);
     for (uint32_t i = 0; i < 2 * n_seq && st->batch.n_tok < budget; i++) {
-        struct esp_seq *s = by_turn(g, i % n_seq);
+        struct esp_seq *s = by_turn(g, i);
 
         if ((s->usage.generated_tokens > 0) == (i < n_seq) && runnable(s) && wanted(s) >= 1)
             add_known(g, st, s, prompt_part(s, budget - st->batch.n_tok));

@@ -194,6 +194,8 @@ static void check_drafters(uint32_t cancel)
 
         if (TEST_SLOW && k != ESP_SPEC_MTP)
             continue;
+        if (k == ESP_SPEC_DRAFT && !cancel && !test_long()) /* the slowest: once is enough */
+            continue;
         g = test_drafts_engine(test_drafts_options(k, k == ESP_SPEC_OFF ? 0 : 4));
         st = test_drafts_run(g, cancel);
 
@@ -230,7 +232,7 @@ static void test_same_text(void **state)
     check_answers();
     for (int i = 0; i < TEST_REQUESTS; i++)
         assert_int_equal(test_drafts.r[i].n_want, LENGTH);
-    if (!TEST_SLOW)
+    if (test_long())
         check_drafters(0);
     with_forced = true;
     check_drafters(4);
