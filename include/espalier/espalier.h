@@ -344,8 +344,9 @@ ESP_API void esp_seq_stop(esp_seq *s);
  * Known tokens behind a sequence that generates, as if they had just been sampled: a template's or grammar's
  * fixed part. They run in the next step without a look at their logits, leave the bits that sampling them
  * would have left, and count as generated, though no events report them; the next event is the token sampled
- * after them. The span is cut at the budget and the context, and before an end token unless the sequence
- * ignores those; *n_taken says where (may be NULL). ESP_ESTATE when s does not generate.
+ * after them. The span is cut at the budget and the context, before an end token unless the sequence
+ * ignores those, and where a constraint ends; *n_taken says where (may be NULL). ESP_ESTATE when s does not
+ * generate.
  */
 ESP_API esp_status esp_seq_extend(esp_seq *s, const esp_token *t, size_t n, size_t *n_taken, esp_error *err);
 /* Tokens of the sequence: appended and emitted. */

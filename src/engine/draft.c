@@ -22,26 +22,49 @@ const struct esp_drafter *esp_drafter_get(esp_spec kind)
 bool esp_draft_take(struct esp_draft_ask *ask, const float *logits)
 {
     struct esp_seq *s = ask->seq;
-    const struct esp_model *m = s->engine->model;
+    enum esp_constraint_state state;
     struct esp_sample_result r;
+    const uint64_t *allowed;
+    esp_token forced;
 
-    if (ask->n == ask->want || esp_sampler_draw(s->sampler, logits, m->allowed,
-                                                esp_sampler_n_generated(s->sampler), &r, NULL) != ESP_OK)
+    if (ask->n == ask->want)
         return false;
-    if (!s->opts.sampling.ignore_end && esp_token_is_end(m, (esp_token)r.id))
-        return false;
-    if (esp_sampler_push(s->sampler, r.id, NULL) != ESP_OK)
+    if (esp_seq_forced(s, &forced, 1)) {
+        r.id = (uint32_t)forced;
+    } else {
+        if (esp_seq_mask(s, &allowed, &state, NULL) != ESP_OK || state == ESP_CONSTRAINT_ENDED ||
+            esp_sampler_draw(s->sampler, logits, allowed, esp_sampler_n_generated(s->sampler), &r, NULL) !=
+                ESP_OK)
+            return false;
+        if (!s->opts.sampling.ignore_end && esp_token_is_end(s->engine->model, (esp_token)r.id))
+            return false;
+    }
+    if (esp_seq_push(s, r.id, &state, NULL) != ESP_OK)
         return false;
     ask->out[ask->n++] = (int32_t)r.id;
-    return true;
+    return state != ESP_CONSTRAINT_ENDED;
 }
 
 void esp_draft_done(struct esp_draft_ask *ask)
 {
-    esp_status s = esp_sampler_pop(ask->seq->sampler, ask->n, NULL);
+    esp_status s = esp_seq_pop(ask->seq, ask->n, NULL);
 
     ESP_ASSERT(s == ESP_OK);
     (void)s;
+}
+
+void esp_draft_check(struct esp_draft_ask *ask)
+{
+    struct esp_seq *s = ask->seq;
+    enum esp_constraint_state state = ESP_CONSTRAINT_MAY_END;
+    uint32_t n = ask->n;
+
+    if (!s->limit.c.accept)
+        return;
+    for (ask->n = 0; ask->n < n && state != ESP_CONSTRAINT_ENDED; ask->n++)
+        if (esp_seq_push(s, (uint32_t)ask->out[ask->n], &state, NULL) != ESP_OK)
+            break;
+    esp_draft_done(ask);
 }
 
 /* ---- batches ---- */

@@ -54,11 +54,14 @@ extern const struct esp_drafter esp_drafter_ngram, esp_drafter_mtp, esp_drafter_
 
 /*
  * Take draft number ask->n of a proposal from its logits, with the random key of the position that it
- * predicts, as if the drafts before it had been sampled. False when the proposal ends here: enough, the end
- * of a turn, or logits of no use. esp_draft_done() undoes what the sampler was told.
+ * predicts and under the sequence's constraint, as if the drafts before it had been sampled. False when the
+ * proposal ends here: enough, the end of a turn, or logits of no use. esp_draft_done() undoes what sampler
+ * and constraint were told.
  */
 bool esp_draft_take(struct esp_draft_ask *ask, const float *logits);
 void esp_draft_done(struct esp_draft_ask *ask);
+/* Cut a proposal that was made otherwise where the sequence's constraint would not have it. */
+void esp_draft_check(struct esp_draft_ask *ask);
 
 /* Arrays of a drafter's own batches. */
 struct esp_draft_batch {

@@ -83,6 +83,7 @@ static void propose(struct esp_engine *g, struct esp_draft_ask *asks, uint32_t n
                 break;
             a->out[a->n] = id;
         }
+        esp_draft_check(a);
     }
 }
 

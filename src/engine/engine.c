@@ -50,9 +50,10 @@ static esp_status allocate(struct esp_engine *g, esp_error *err)
     g->step_rows = esp_alloc_array(o->rows, sizeof *g->step_rows);
     n_row = (size_t)o->rows + esp_spec_max_drafts(o);
     g->logits = esp_alloc_array(n_row * net->tape.n_vocab, sizeof *g->logits);
-    g->events = esp_alloc_array((size_t)o->max_seqs * 2 + n_row, sizeof *g->events);
+    g->allowed = esp_alloc_array(((size_t)net->tape.n_vocab + 63) / 64, sizeof *g->allowed);
+    g->events = esp_alloc_array((size_t)o->max_seqs * 2 + n_row + ESP_LIMIT_FORCED, sizeof *g->events);
     if (!g->ids || !g->pos || !g->out_rows || !g->batch_seqs || !g->batch_owner || !g->step_rows ||
-        !g->logits || !g->events)
+        !g->logits || !g->allowed || !g->events)
         return esp_fail(err, ESP_ENOMEM, "engine: out of memory");
     ESP_TRY(esp_spec_open(g, err));
     esp_cache_identify(g, &g->identity);
@@ -107,6 +108,7 @@ void esp_engine_close(esp_engine *g)
     esp_free(g->batch_owner);
     esp_free(g->step_rows);
     esp_free(g->logits);
+    esp_free(g->allowed);
     esp_free(g->events);
     esp_free(g);
 }

@@ -7,9 +7,11 @@
 #define ESP_ENGINE_ENGINE_H
 
 #include "base/limits.h"
-#include "engine/model.h"
 #include "sample/sampler.h"
 #include "state/state.h"
+
+#include "engine/constraint.h"
+#include "engine/model.h"
 
 enum { MAX_SEQS = 1024, MAX_TOP = ESP_SAMPLE_MAX_TOP };
 
@@ -66,6 +68,12 @@ struct esp_seq_lora {
 esp_status esp_seq_lora_resolve(const struct esp_engine *g, const esp_seq_opts *o, struct esp_seq_lora *out,
                                 esp_error *err);
 
+/* The constraint of a sequence; constraint.c */
+struct esp_seq_limit {
+    struct esp_constraint c; /* mask NULL: none */
+    uint32_t n;              /* tokens that it has accepted */
+};
+
 struct esp_seq {
     struct esp_engine *engine;
     struct esp_seq *next; /* of the engine's list, in order of opening */
@@ -73,6 +81,7 @@ struct esp_seq {
     struct esp_sampler *sampler;
     esp_seq_opts opts; /* bias copied into the sampler */
     struct esp_seq_lora lora;
+    struct esp_seq_limit limit;
     int32_t *tokens; /* [context] appended and emitted */
     uint32_t n_token;
     bool armed;    /* generating or waiting for it */
@@ -120,7 +129,8 @@ struct esp_engine {
     struct esp_seq **batch_owner;
     struct esp_seq **step_rows;   /* [rows] those of one pending token */
     float *logits;                /* [rows + drafts][n_vocab] */
-    struct pending_event *events; /* [2 * max_seqs + drafts] */
+    uint64_t *allowed;            /* [(n_vocab + 63) / 64] of the row under a constraint that is looked at */
+    struct pending_event *events; /* [2 * max_seqs + rows + drafts + ESP_LIMIT_FORCED] */
     uint32_t n_event, first_event;
     uint32_t turn; /* rotates which sequence's prompt goes first */
     /* Scheduling. */
@@ -148,6 +158,34 @@ esp_status esp_engine_shape(const struct esp_model *m, const esp_engine_opts *o,
 /* The device that resolved options name. */
 esp_status esp_engine_device(struct esp_dev **out, const struct esp_model *m, const esp_engine_opts *o,
                              esp_error *err);
+
+/* ---- constraint.c: a sequence's sampler and constraint move together ---- */
+
+/* Ids that may come next, valid until the next call; NULL: all. *state is MAY_END without a constraint. */
+esp_status esp_seq_mask(const struct esp_seq *s, const uint64_t **allowed, enum esp_constraint_state *state,
+                        esp_error *err);
+/* id follows, to sampler and constraint both or to neither. *state as of the constraint, else MAY_END. */
+esp_status esp_seq_push(struct esp_seq *s, uint32_t id, enum esp_constraint_state *state, esp_error *err);
+/* Take the last n tokens back; the constraint gets no more back than it was given. */
+esp_status esp_seq_pop(struct esp_seq *s, size_t n, esp_error *err);
+/* Up to cap tokens that are decided already. */
+uint32_t esp_seq_forced(const struct esp_seq *s, esp_token *out, uint32_t cap);
+/* Close it. */
+void esp_seq_drop_constraint(struct esp_seq *s);
+
+/* ---- walk.c: what comes of a row ---- */
+
+/* An event of s, behind those of the step. */
+struct pending_event *esp_engine_push_event(struct esp_engine *g, struct esp_seq *s, esp_token token,
+                                            esp_finish finish);
+void esp_engine_push_failure(struct esp_engine *g, struct esp_seq *s, const esp_error *err);
+/* What follows from a finish that was pushed; no pass of s may be open. */
+void esp_engine_finish(struct esp_seq *s, esp_finish finish);
+/* Append what the constraint of s has decided, without running it, up to `most` tokens; their number. s may
+ * have left when it returns. */
+uint32_t esp_engine_force(struct esp_engine *g, struct esp_seq *s, uint32_t most);
+/* After the run: tokens, the end of the pass, checkpoints. A sequence's own failure is an event. */
+void esp_engine_end_row(struct esp_engine *g, const struct esp_batch_seq *row, struct esp_seq *s);
 
 /* ---- schedule.c ---- */
 

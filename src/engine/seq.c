@@ -150,6 +150,7 @@ void esp_seq_close(esp_seq *s)
     s->engine->n_seq--;
     drop_events(s->engine, s);
     esp_spec_seq_close(s);
+    esp_seq_drop_constraint(s);
     esp_state_close(s->state);
     esp_sampler_destroy(s->sampler);
     esp_free(s->tokens);
@@ -239,6 +240,7 @@ static size_t part_taken(const struct esp_seq *s, const esp_token *t, size_t n)
 
 esp_status esp_seq_extend(esp_seq *s, const esp_token *t, size_t n, size_t *n_taken, esp_error *err)
 {
+    enum esp_constraint_state state = ESP_CONSTRAINT_MAY_END;
     size_t part;
 
     if (!s->armed)
@@ -247,10 +249,16 @@ esp_status esp_seq_extend(esp_seq *s, const esp_token *t, size_t n, size_t *n_ta
     ESP_TRY(check_ids(s, t, n, err));
     part = part_taken(s, t, n);
     for (size_t i = 0; i < part; i++) {
-        esp_status st = esp_sampler_push(s->sampler, (uint32_t)t[i], err);
+        esp_status st;
+
+        if (state == ESP_CONSTRAINT_ENDED) {
+            part = i;
+            break;
+        }
+        st = esp_seq_push(s, (uint32_t)t[i], &state, err);
 
         if (st != ESP_OK) {
-            esp_sampler_pop(s->sampler, i, NULL);
+            esp_seq_pop(s, i, NULL);
             return st;
         }
     }
@@ -290,7 +298,7 @@ esp_status esp_seq_rewind(esp_seq *s, size_t length, esp_error *err)
     esp_spec_settle(s, (uint32_t)length);
     if (length < esp_state_length(s->state))
         ESP_TRY(esp_state_rewind(s->state, (uint32_t)length, &reached, err));
-    ESP_TRY(esp_sampler_pop(s->sampler, s->n_token - length, err));
+    ESP_TRY(esp_seq_pop(s, s->n_token - length, err));
     s->n_token = (uint32_t)length;
     return ESP_OK;
 }

@@ -5,12 +5,14 @@
  *
  * SPDX-License-Identifier: MIT
  */
-#include "engine/service_job.h"
+#include "engine/service.h"
 
 #include <errno.h>
 #include <inttypes.h>
+#include <limits.h>
 #include <poll.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/eventfd.h>
@@ -20,6 +22,7 @@
 #include "base/mem.h"
 
 #include "engine/cache.h"
+#include "engine/service_job.h"
 
 enum { DEFAULT_EVENTS = 4096, STEP_EVENTS = 64 };
 
@@ -134,32 +137,6 @@ static void end_job(struct esp_service *v, struct esp_service_job *j, const esp_
 
 /* ---- jobs ---- */
 
-static esp_status open_job(struct esp_service *v, struct esp_service_job *j, esp_error *err)
-{
-    v->n_open += j->r.n_choice;
-    j->opened = true;
-    j->r.opts.sampling.choice = 0;
-    ESP_TRY(esp_seq_open(&j->seqs[0], v->g, &j->r.opts, err));
-    ESP_TRY(esp_seq_append(j->seqs[0], j->tokens, j->r.n, err));
-    ESP_TRY(esp_seq_set_marks(j->seqs[0], j->marks, j->r.n_mark, err));
-    j->sharing = j->r.n_choice > 1;
-    return esp_seq_generate(j->seqs[0], j->sharing ? 0 : j->r.max_new, err);
-}
-
-/* The prompt has run: every other choice is a fork that shares its pages. */
-static esp_status fork_job(struct esp_service_job *j, esp_error *err)
-{
-    j->sharing = false;
-    esp_seq_usage(j->seqs[0], &j->prompt_usage);
-    for (uint32_t c = 1; c < j->r.n_choice; c++) {
-        j->r.opts.sampling.choice = c;
-        ESP_TRY(esp_seq_fork(&j->seqs[c], j->seqs[0], &j->r.opts, err));
-    }
-    for (uint32_t c = 0; c < j->r.n_choice; c++)
-        ESP_TRY(esp_seq_generate(j->seqs[c], j->r.max_new, err));
-    return ESP_OK;
-}
-
 static struct esp_service_job *job_of(const struct esp_service *v, const esp_seq *seq, uint32_t *choice)
 {
     for (struct esp_service_job *j = v->jobs; j; j = j->next)
@@ -226,7 +203,7 @@ static void step(struct esp_service *v)
         if (!j->ready || j->n_ended)
             continue;
         j->ready = false;
-        if (fork_job(j, &err) != ESP_OK)
+        if (esp_service_job_fork(j, &err) != ESP_OK)
             end_job(v, j, &err);
     }
 }
@@ -241,11 +218,21 @@ static void take_inbox(struct esp_service *v)
     v->inbox = NULL;
 }
 
+/* Choices whose bit is set. While they share the prompt, which choice 0 runs, single ones stay. */
 static void cancel_jobs(struct esp_service *v)
 {
-    for (struct esp_service_job *j = v->jobs; j; j = j->next)
-        if (atomic_load(&j->cancel) && j->n_ended < j->r.n_choice)
+    for (struct esp_service_job *j = v->jobs; j; j = j->next) {
+        const unsigned all = (1u << j->r.n_choice) - 1, wanted = atomic_load(&j->cancel) & all;
+
+        if (wanted == all && j->n_ended < j->r.n_choice)
             end_job(v, j, NULL);
+        for (uint32_t c = 0; wanted && !j->sharing && j->opened && c < j->r.n_choice; c++) {
+            struct esp_service_event e = event_of(j, c, ESP_SERVICE_CANCELLED);
+
+            if ((wanted >> c & 1) && !j->ended[c])
+                end_choice(v, j, c, &e);
+        }
+    }
 }
 
 static void open_jobs(struct esp_service *v)
@@ -257,7 +244,8 @@ static void open_jobs(struct esp_service *v)
             continue;
         if (v->n_open + j->r.n_choice > v->g->opts.max_seqs)
             return;
-        if (open_job(v, j, &err) != ESP_OK)
+        v->n_open += j->r.n_choice;
+        if (esp_service_job_open(j, v->g, &err) != ESP_OK)
             end_job(v, j, &err);
     }
 }
@@ -431,6 +419,9 @@ esp_status esp_service_submit(struct esp_service *v, const struct esp_service_re
     if (r->n_choice > ESP_SERVICE_MAX_CHOICES)
         return esp_fail(err, ESP_EINVAL, "n %u; 1 to %d choices are possible", r->n_choice,
                         ESP_SERVICE_MAX_CHOICES);
+    if (r->constraint && r->n_choice > 1 && !r->constraint->clone)
+        return esp_fail(err, ESP_EINVAL, "%u choices under a constraint that has no second state",
+                        r->n_choice);
     if (r->n == 0 || !r->tokens)
         return esp_fail(err, ESP_EINVAL, "a request without tokens");
     if (r->n_mark > ESP_LIMIT_MARKS || r->opts.sampling.n_bias > ESP_SAMPLE_MAX_BIAS)
@@ -448,27 +439,40 @@ esp_status esp_service_submit(struct esp_service *v, const struct esp_service_re
         pthread_cond_signal(&v->work);
     }
     pthread_mutex_unlock(&v->lock);
-    if (s != ESP_OK)
+    if (s != ESP_OK) {
+        j->constraint = (struct esp_constraint){0}; /* it remains the caller's */
         esp_service_job_free(j);
+    }
     return s;
 }
 
-static bool cancel_in(struct esp_service_job *list, uint64_t id)
+static bool cancel_in(struct esp_service_job *list, uint64_t id, unsigned choices)
 {
     for (; list; list = list->next)
         if (list->id == id) {
-            atomic_store(&list->cancel, true);
+            atomic_fetch_or(&list->cancel, choices);
             return true;
         }
     return false;
 }
 
-void esp_service_cancel(struct esp_service *v, uint64_t id)
+static void cancel(struct esp_service *v, uint64_t id, unsigned choices)
 {
     pthread_mutex_lock(&v->lock);
-    if (!cancel_in(v->inbox, id))
-        cancel_in(v->jobs, id);
+    if (!cancel_in(v->inbox, id, choices))
+        cancel_in(v->jobs, id, choices);
     pthread_mutex_unlock(&v->lock);
+}
+
+void esp_service_cancel(struct esp_service *v, uint64_t id)
+{
+    cancel(v, id, UINT_MAX);
+}
+
+void esp_service_cancel_choice(struct esp_service *v, uint64_t id, uint32_t choice)
+{
+    if (choice < ESP_SERVICE_MAX_CHOICES)
+        cancel(v, id, 1u << choice);
 }
 
 size_t esp_service_poll(struct esp_service *v, struct esp_service_event *out, size_t cap)

@@ -8,8 +8,6 @@
  */
 #include "engine/engine.h"
 
-#include <math.h>
-#include <stdio.h>
 #include <string.h>
 
 #include "engine/cache.h"
@@ -20,37 +18,10 @@ struct step {
     uint32_t n_tok[ESP_ROW_KINDS];
 };
 
-static struct pending_event *push_event(struct esp_engine *g, struct esp_seq *s, esp_token token,
-                                        esp_finish finish)
-{
-    struct pending_event *e = &g->events[g->n_event++];
-
-    ESP_ASSERT(g->n_event <= g->opts.max_seqs * 2 + g->opts.rows + g->spec.max_drafts);
-    memset(&e->event, 0, sizeof e->event);
-    e->event.seq = s;
-    e->event.token = token;
-    e->event.finish = finish;
-    return e;
-}
-
-/* What follows from a finish that was pushed; no pass of s may be open. */
-static void leave(struct esp_seq *s, esp_finish finish)
-{
-    if (finish != ESP_FINISH_NONE)
-        esp_engine_leave(s, finish == ESP_FINISH_FAILED ? ESP_LEAVE_DROP : ESP_LEAVE_KEEP);
-}
-
-static void push_failure(struct esp_engine *g, struct esp_seq *s, const esp_error *err)
-{
-    struct pending_event *e = push_event(g, s, -1, ESP_FINISH_FAILED);
-
-    snprintf(e->message, sizeof e->message, "%s", err->message);
-}
-
 static void fail(struct esp_engine *g, struct esp_seq *s, const esp_error *err)
 {
-    push_failure(g, s, err);
-    leave(s, ESP_FINISH_FAILED);
+    esp_engine_push_failure(g, s, err);
+    esp_engine_finish(s, ESP_FINISH_FAILED);
 }
 
 static uint32_t pending(const struct esp_seq *s)
@@ -192,8 +163,8 @@ static void expire(struct esp_engine *g)
         if (!s->armed)
             continue;
         if (s->n_left == 0 && pending(s) <= 1) {
-            push_event(g, s, -1, ESP_FINISH_LENGTH);
-            leave(s, ESP_FINISH_LENGTH);
+            esp_engine_push_event(g, s, -1, ESP_FINISH_LENGTH);
+            esp_engine_finish(s, ESP_FINISH_LENGTH);
             continue;
         }
         if (s->opts.deadline_us == 0)
@@ -204,7 +175,7 @@ static void expire(struct esp_engine *g)
         esp_fail(&err, ESP_ECANCELLED, "the deadline of %llu us passed after %llu tokens",
                  (unsigned long long)s->opts.deadline_us, (unsigned long long)s->usage.generated_tokens);
         g->stats.expired++;
-        push_failure(g, s, &err);
+        esp_engine_push_failure(g, s, &err);
         esp_engine_leave(s, ESP_LEAVE_KEEP);
     }
 }
@@ -216,6 +187,19 @@ static uint32_t prompt_part(const struct esp_seq *s, uint32_t left)
 
     n = n < left ? n : left;
     return n < next - at ? n : next - at;
+}
+
+/* Tokens that constraints have decided join the texts before rows are made: they need no logits. */
+static void force(struct esp_engine *g)
+{
+    uint32_t left = ESP_LIMIT_FORCED;
+
+    for (uint32_t i = 0; i < g->n_seq && left; i++) {
+        struct esp_seq *s = by_turn(g, i);
+
+        if (s->active)
+            left -= esp_engine_force(g, s, left);
+    }
 }
 
 /* Armed sequences that a step can still take in. */
@@ -231,12 +215,13 @@ static void build(struct esp_engine *g, struct step *st)
     memset(st, 0, sizeof *st);
     expire(g);
     esp_engine_admit(g);
+    force(g);
     add_pending(g, st);
     budget = esp_engine_budget(g, st->batch.n_tok);
-    for (uint32_t i = 0; i < n_seq && st->batch.n_tok < budget; i++) {
-        struct esp_seq *s = by_turn(g, i);
+    for (uint32_t i = 0; i < 2 * n_seq && st->batch.n_tok < budget; i++) {
+        struct esp_seq *s = by_turn(g, i % n_seq);
 
-        if (runnable(s) && wanted(s) >= 1)
+        if ((s->usage.generated_tokens > 0) == (i < n_seq) && runnable(s) && wanted(s) >= 1)
             add_known(g, st, s, prompt_part(s, budget - st->batch.n_tok));
     }
     if (n_seq)
@@ -247,103 +232,6 @@ static void build(struct esp_engine *g, struct step *st)
     st->batch.out_rows = g->out_rows;
     st->batch.logits = g->logits;
     st->batch.hidden = g->spec.hidden;
-}
-
-static esp_status report_logprobs(struct esp_engine *g, struct esp_seq *s, const float *logits,
-                                  struct pending_event *e, esp_error *err)
-{
-    struct esp_sample_logprob chosen, top[MAX_TOP];
-    struct esp_logprob_query q = {.id = (uint32_t)e->event.token, .n_top = s->opts.top_logprobs};
-    uint32_t n;
-
-    ESP_TRY(esp_sample_logprobs(logits, g->model->net->tape.n_vocab, q, &chosen, top, &n, err));
-    e->event.logprob = (float)chosen.logprob;
-    e->event.n_top = n;
-    for (uint32_t i = 0; i < n; i++)
-        e->top[i] = (esp_logprob){.token = (esp_token)top[i].id, .logprob = (float)top[i].logprob};
-    return ESP_OK;
-}
-
-/* Take the next token of s from a row of logits; how s goes on. The caller sees to leave(). */
-static esp_finish sample(struct esp_engine *g, struct esp_seq *s, uint32_t row)
-{
-    const float *logits = g->logits + (size_t)row * g->model->net->tape.n_vocab;
-    struct esp_sample_result r;
-    struct pending_event *e;
-    esp_error err;
-
-    if (s->first_at == 0)
-        s->first_at = esp_engine_now();
-    if (esp_sampler_draw(s->sampler, logits, g->model->allowed, esp_sampler_n_generated(s->sampler), &r,
-                         &err) != ESP_OK) {
-        push_failure(g, s, &err);
-        return ESP_FINISH_FAILED;
-    }
-    if (!s->opts.sampling.ignore_end && esp_token_is_end(g->model, (esp_token)r.id))
-        return push_event(g, s, -1, ESP_FINISH_END)->event.finish;
-    if (s->n_token == g->opts.context) /* no place for it, so its text would not be part of the sequence */
-        return push_event(g, s, -1, ESP_FINISH_LENGTH)->event.finish;
-    if (esp_sampler_push(s->sampler, r.id, &err) != ESP_OK) {
-        push_failure(g, s, &err);
-        return ESP_FINISH_FAILED;
-    }
-    s->tokens[s->n_token++] = (int32_t)r.id;
-    s->n_left--;
-    s->usage.generated_tokens++;
-    g->stats.generated_tokens++;
-    e = push_event(g, s, (esp_token)r.id,
-                   s->n_left == 0 || s->n_token == g->opts.context ? ESP_FINISH_LENGTH : ESP_FINISH_NONE);
-    if (s->opts.logprobs && report_logprobs(g, s, logits, e, &err) != ESP_OK) {
-        g->n_event--;
-        push_failure(g, s, &err);
-        return ESP_FINISH_FAILED;
-    }
-    return e->event.finish;
-}
-
-/* Sample the positions of s one by one while drafts are right; *n_keep tokens of the pass stay. */
-static esp_finish walk(struct esp_engine *g, struct esp_seq *s, uint32_t *n_keep)
-{
-    const struct esp_spec_seq *x = &s->spec;
-    uint32_t n = s->step_kind == ESP_ROW_VERIFY ? x->n : 0, i = 0;
-
-    *n_keep = s->step_n;
-    if (s->step_row == NO_ROW)
-        return ESP_FINISH_NONE;
-    for (;; i++) {
-        esp_finish f = sample(g, s, s->step_row + i);
-        bool right = i < n && f != ESP_FINISH_FAILED && f != ESP_FINISH_END &&
-                     s->tokens[s->n_token - 1] == x->drafts[i];
-
-        if (f == ESP_FINISH_NONE && right)
-            continue;
-        if (n) {
-            *n_keep = i + 1;
-            esp_spec_learn(s, i + right, i + (i < n));
-        }
-        return f;
-    }
-}
-
-/* After the run: tokens, the end of the pass, checkpoints. A sequence's own failure is an event. */
-static void end_row(struct esp_engine *g, const struct esp_batch_seq *row, struct esp_seq *s)
-{
-    uint32_t before = esp_state_length(s->state), n_keep;
-    esp_finish f = walk(g, s, &n_keep);
-    esp_error err;
-
-    if (esp_state_commit(s->state, n_keep, &err) != ESP_OK) {
-        if (f == ESP_FINISH_NONE)
-            push_failure(g, s, &err);
-        leave(s, ESP_FINISH_FAILED);
-        return;
-    }
-    esp_spec_advance(s, before, n_keep,
-                     g->spec.hidden ? g->spec.hidden + (size_t)row->tok0 * g->model->net->config.hidden
-                                    : NULL);
-    if (s->active && f != ESP_FINISH_FAILED && esp_cache_next(s, before) == esp_state_length(s->state))
-        esp_cache_store(s);
-    leave(s, f);
 }
 
 static esp_status run(struct esp_engine *g, struct step *st, esp_error *err)
@@ -369,7 +257,7 @@ static esp_status run(struct esp_engine *g, struct step *st, esp_error *err)
     g->stats.generate_seconds += dt * n_single / st->batch.n_tok;
     g->stats.prompt_seconds += dt * n_prompt / st->batch.n_tok;
     for (uint32_t i = 0; i < st->batch.n_seq; i++)
-        end_row(g, &g->batch_seqs[i], g->batch_owner[i]);
+        esp_engine_end_row(g, &g->batch_seqs[i], g->batch_owner[i]);
     return ESP_OK;
 }
 

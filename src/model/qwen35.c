@@ -39,6 +39,10 @@ struct mtp {                                      /* the draft layer: embedding 
     const struct esp_weight *fc;                  /* [H][2H]: embedding columns, then hidden columns */
     const float *norm_embed, *norm_hidden, *norm; /* [H] */
     struct layer layer;
+    /* of a folded model, else NULL: hidden rows into the layer's own basis and back, final gain of the trunk
+     */
+    const struct esp_weight *to_plain, *to_basis; /* [H][H] */
+    const float *plain_norm;                      /* [H] */
 };
 
 struct model {
@@ -113,6 +117,11 @@ static void bind_mtp(struct esp_binder *b, struct mtp *t, const struct model *m)
     t->norm_embed = esp_bind_norm(b, "pre_fc_norm_embedding.weight", hidden);
     t->norm_hidden = esp_bind_norm(b, "pre_fc_norm_hidden.weight", hidden);
     t->norm = esp_bind_norm(b, "norm.weight", hidden);
+    if (b->src->mtp_basis) {
+        t->to_plain = esp_bind_matrix(b, "to_plain", hidden, hidden);
+        t->plain_norm = esp_bind_norm(b, "plain_norm.weight", hidden);
+        t->to_basis = esp_bind_matrix(b, "to_basis", hidden, hidden);
+    }
     bind_layer(b, &t->layer, m, 0, true);
     b->prefix[0] = 0;
 }
@@ -236,8 +245,11 @@ static esp_val record_mtp_input(struct esp_tape *t, const struct model *m)
     const struct mtp *w = &m->mtp;
     float eps = (float)m->c->rms_eps;
     esp_val e = t_rmsnorm(t, t_embed(t, m->embed), w->norm_embed, eps);
-    esp_val h = t_rmsnorm(t, t_input(t, m->c->hidden), w->norm_hidden, eps);
+    esp_val h = t_input(t, m->c->hidden);
 
+    if (w->to_plain) /* the scale of a row does not matter: a norm follows */
+        h = t_rmsnorm(t, t_linear(t, h, w->to_plain), w->plain_norm, eps);
+    h = t_rmsnorm(t, h, w->norm_hidden, eps);
     return t_linear(t, t_concat(t, e, h), w->fc);
 }
 
@@ -268,6 +280,8 @@ static void record_mtp(struct esp_tape *t, const struct model *m, uint32_t layer
 
     x = record_layer(t, m, &w->layer, (struct place){m->c->n_layer, layer, true}, x);
     x = t_rmsnorm(t, x, w->norm, eps);
+    if (w->to_basis)
+        x = t_linear(t, x, w->to_basis);
     t_hidden(t, x);
     t_logits(t, t_gather(t, x), m->head);
 }

@@ -205,7 +205,8 @@ struct esp_line_reader *esp_line_open(void)
     el_set(r->edit, EL_PROMPT, prompt_of);
     el_set(r->edit, EL_EDITOR, "emacs");
     el_set(r->edit, EL_GETCFN, read_char);
-    el_set(r->edit, EL_ADDFN, "espalier-paste", "insert what is pasted", on_paste);
+    /* the wide form keeps the strings themselves; el_set() keeps copies that nobody frees */
+    el_wset(r->edit, EL_ADDFN, L"espalier-paste", L"insert what is pasted", on_paste);
     el_set(r->edit, EL_BIND, "\\e[200~", "espalier-paste", NULL);
     el_set(r->edit, EL_HIST, history, r->history);
     history(r->history, &ev, H_SETSIZE, HISTORY_LINES);

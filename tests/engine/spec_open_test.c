@@ -174,6 +174,11 @@ static void test_refusals(void **state)
         test_ok(esp_engine_open(&g, test_drafts.model, &o, &err), &err);
         esp_engine_close(g);
         o.memory_budget = 0;
+        without = with;
+        o.kv = "f32"; /* the drafter's cache is the engine's kind */
+        test_ok(esp_engine_plan(test_drafts.model, &o, &with, &err), &err);
+        assert_true((with.speculation > without.speculation) == (o.spec == ESP_SPEC_DRAFT));
+        o.kv = NULL;
     }
     esp_model_close(tiny);
 }

@@ -189,6 +189,7 @@ static esp_status look_at(struct cuda_dev *d, esp_error *err)
         CUDA_TRY(cu_linear_setup_q2(), "setting up products");
         CUDA_TRY(cu_linear_setup_q4(), "setting up products");
         CUDA_TRY(cu_linear_setup_q8(), "setting up products");
+        CUDA_TRY(cu_linear_setup_coded(), "setting up products");
     }
     snprintf(d->base.name, sizeof d->base.name, "cuda:%d (%.40s)", d->index, props.name);
     CUDA_TRY(cudaStreamCreateWithFlags(&d->stream, cudaStreamNonBlocking), "making a stream");
