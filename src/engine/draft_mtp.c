@@ -6,8 +6,8 @@
  *
  * The layer's keys and values lie in the sequence's pages as one attention layer more, and the hidden row of
  * the last position behind the slot's layers, so a fork, a snapshot, a cached prefix and a file carry all
- * that the layer needs. Rows that plain steps leave wait in a short list, since sixteen cost little more than
- * one; settle() runs them before anything is shared.
+ * that the layer needs. Rows that plain steps leave wait in a list, since many cost little more than one;
+ * settle() runs them before anything is shared.
  *
  * SPDX-License-Identifier: MIT
  */
@@ -18,8 +18,9 @@
 #include "base/mem.h"
 
 enum {
-    LAG = 31, /* hidden rows that may wait */
-    ALONG = 2 /* of them may go along with a first draft; more are cheaper without their predictions */
+    LAG = 127, /* hidden rows that may wait: a run of them takes the layer's weights through the caches, so
+                  few long runs disturb plain decoding less than many short ones */
+    ALONG = 2  /* of them may go along with a first draft; more are cheaper without their predictions */
 };
 
 struct mtp {
@@ -56,9 +57,9 @@ static esp_status check(const struct esp_model *m, const esp_engine_opts *o, esp
 
 static uint32_t cap_tokens(const esp_engine_opts *o)
 {
-    uint32_t lagging = o->rows * (LAG + 1);
+    uint32_t least = o->rows * (ALONG + 1);
 
-    return o->chunk > lagging ? o->chunk : lagging;
+    return o->chunk > least ? o->chunk : least;
 }
 
 static struct esp_plan_opts plan_opts(const struct esp_plan_opts *trunk, const esp_engine_opts *o,

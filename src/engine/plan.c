@@ -22,7 +22,7 @@ enum {
     MAX_CHUNK = 8192,
     MAX_RANK = 1024,
     CACHE_NODE_BYTES = 256,
-    PROGRAM_BYTES = 10 << 20 /* code, libraries and small heaps of a process, measured on x86-64 Debian 12 */
+    PROGRAM_BYTES = 15 << 19 /* code, libraries and small heaps of a process, measured on x86-64 Debian 12 */
 };
 
 #define DEFAULT_CACHE_DISK (UINT64_C(32) << 30)

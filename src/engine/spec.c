@@ -20,12 +20,14 @@ enum {
     MAX_DRAFTS = 48,   /* of one step over all rows: each costs a row of logits */
     LEAST_JUDGED = 32, /* drafts before spec_min_rate judges a row */
     FIRST_WAIT = 8,
+    LONGER = 4, /* times as long is every further wait: a try costs most of a token */
     LONGEST_WAIT = 512
 };
 
 static const double first_right = 3, first_wrong = 2; /* counts to begin with: P = 0.6 */
 static const double decay = 0.9;                      /* of the counts, by round */
-static const double least_gain = 1.05; /* below it drafts are not worth the noise, nor sampling's own time */
+static const double least_gain =
+    1.1; /* below it drafts are not worth the noise, nor what is not in the measured times */
 static const double row_cost = 0.05;   /* of a step, by row, until measured */
 static const double draft_cost = 0.05; /* of a step, by draft, until measured */
 
@@ -288,8 +290,8 @@ static uint32_t choose(struct esp_speculation *x, struct esp_seq *s, uint32_t li
         q->next_wait = FIRST_WAIT;
         return k;
     }
-    q->wait = q->next_wait; /* try once more, shortly, then wait twice as long */
-    q->next_wait = q->next_wait < LONGEST_WAIT ? q->next_wait * 2 : LONGEST_WAIT;
+    q->wait = q->next_wait; /* try once more, shortly, then wait longer */
+    q->next_wait = q->next_wait < LONGEST_WAIT / LONGER ? q->next_wait * LONGER : LONGEST_WAIT;
     o->rows++;
     o->longest = o->longest ? o->longest : 1;
     return 1;

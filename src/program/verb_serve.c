@@ -99,6 +99,11 @@ static void take_answers(struct esp_serve_opts *o, const struct esp_opt_value *v
     o->text_in_thinking = v[OPT_TOOL_IN_THINKING].i == 1;
     o->late_system_error = v[OPT_LATE_SYSTEM].i == 1;
     o->keep_attribution = !v[OPT_STRIP_ATTRIBUTION].on;
+    o->response_bytes = v[OPT_RESPONSE_STORE].size;
+    o->response_ttl = v[OPT_RESPONSE_TTL].f;
+    o->response_dir = v[OPT_RESPONSE_DIR].s;
+    o->replay_entries = (uint32_t)v[OPT_REPLAY_ENTRIES].i;
+    o->replay_bytes = v[OPT_REPLAY_BYTES].size;
     o->strict_max_tokens = v[OPT_STRICT_MAX_TOKENS].on;
 }
 
@@ -123,6 +128,7 @@ static esp_status take_network(struct serving *s, esp_error *err)
     o->api_key_file = v[OPT_API_KEY_FILE].s;
     o->strict_model = v[OPT_MODEL_CHECK].i == 1;
     o->no_metrics = !v[OPT_METRICS].on;
+    o->no_page = !v[OPT_UI].on;
     o->metrics_public = v[OPT_METRICS_PUBLIC].on;
     o->log_json = v[OPT_LOG_FORMAT].i == 1;
     return ESP_OK;

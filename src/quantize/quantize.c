@@ -15,6 +15,7 @@
 #include "base/map.h"
 #include "base/mem.h"
 #include "base/pool.h"
+#include "quantize/blas.h"
 #include "quantize/compare.h"
 #include "quantize/files.h"
 #include "quantize/job.h"
@@ -381,6 +382,18 @@ static void report_rows(const struct esp_quant_job *j, esp_quantize_report *rep,
     rep->folded = j->fold.on;
 }
 
+/* Say now rather than after the calibration that a library is missing. */
+static esp_status check_blas(const struct esp_quant_job *j, esp_error *err)
+{
+    struct esp_blas b;
+
+    if (!needs_text(j))
+        return ESP_OK;
+    ESP_TRY(esp_blas_open(&b, err));
+    esp_blas_close(&b);
+    return ESP_OK;
+}
+
 static esp_status run(struct esp_quant_job *j, esp_error *err)
 {
     const esp_quantize_opts *o = j->opts;
@@ -391,6 +404,7 @@ static esp_status run(struct esp_quant_job *j, esp_error *err)
         return esp_fail(err, ESP_ESTATE, "%s exists; choose another name or remove it", j->output);
     ESP_TRY(open_source(j, err));
     ESP_TRY(make_plan(j, err));
+    ESP_TRY(check_blas(j, err));
     if (needs_text(j) || !o->no_eval)
         ESP_TRY(esp_calibration_read(&j->measure, &j->held_out, j->model, o->calib, tokens, err));
     ESP_TRY(check_finite(j, err));

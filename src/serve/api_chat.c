@@ -13,6 +13,7 @@
 #include "base/mem.h"
 
 #include "serve/params.h"
+#include "serve/replay.h"
 #include "serve/route.h"
 
 struct chat {
@@ -201,6 +202,8 @@ static void on_done(struct esp_job *j)
     json_t *choices;
     char ms[32];
 
+    for (uint32_t i = 0; i < j->n && !j->e.http; i++)
+        esp_replay_keep(j->s->replay, &j->choices[i], NULL);
     if (a->gen.stream) {
         end_stream(j);
         return;
@@ -297,6 +300,7 @@ static struct chat *make_chat(struct esp_call *c)
     esp_chat_init(&a->p, c->s);
     a->created = (int64_t)time(NULL);
     esp_random_id(a->id, sizeof a->id, "chatcmpl-");
+    snprintf(c->answer_id, sizeof c->answer_id, "%s", a->id);
     c->answer = a;
     c->free_answer = free_chat;
     return a;
@@ -323,20 +327,10 @@ void esp_chat_completions(struct esp_call *c)
     if (!a || !read_chat(c, a) || !esp_prompt_chat(&prompt, &a->p, &a->gen, c->s, &c->e))
         return;
     if (esp_job_limit(c->s, &a->gen, prompt.ids.n, &limit, &c->e)) {
-        const struct esp_job_opts o = {.call = c,
-                                       .gen = &a->gen,
-                                       .sink = &sink,
-                                       .prompt = prompt.ids,
-                                       .thinking = prompt.thinking && !a->p.raw_reasoning,
-                                       .continued = prompt.continued || a->p.raw_reasoning,
-                                       .calls = a->p.tools && a->p.tool_choice != ESP_TOOLS_NONE,
-                                       .text_in_thinking = c->s->o.text_in_thinking,
-                                       .tools = a->p.tools,
-                                       .call_prefix = "call_",
-                                       .think_budget = a->p.budget,
-                                       .forced = prompt.forced[0] ? prompt.forced : NULL};
+        struct esp_job_opts o = esp_prompt_job(c, &prompt, &a->p, &a->gen);
 
-        memset(&prompt.ids, 0, sizeof prompt.ids); /* the job's now */
+        o.sink = &sink;
+        o.call_prefix = "call_";
         if (esp_job_start(&j, &o, limit, &c->e) && a->gen.stream)
             begin_stream(j);
     }

@@ -384,6 +384,7 @@ void esp_completions(struct esp_call *c)
     a->created = (int64_t)time(NULL);
     a->choices = json_array();
     esp_random_id(a->id, sizeof a->id, "cmpl-");
+    snprintf(c->answer_id, sizeof c->answer_id, "%s", a->id);
     c->answer = a;
     c->free_answer = free_completion;
     if (!read_request(c, a))

@@ -8,6 +8,7 @@
 #include <time.h>
 
 #include "serve/job.h"
+#include "serve/page.h"
 #include "serve/route.h"
 
 void esp_get_health(struct esp_call *c)
@@ -31,6 +32,13 @@ void esp_get_root(struct esp_call *c)
 {
     static const char text[] = "espalier: GET /v1 lists the routes\n";
 
+    if (!c->s->o.no_page) {
+        esp_http_header(c->r, "Content-Security-Policy", esp_page_policy);
+        esp_http_header(c->r, "X-Content-Type-Options", "nosniff");
+        esp_http_header(c->r, "Referrer-Policy", "no-referrer");
+        esp_reply_text(c, 200, "text/html; charset=utf-8", (const char *)esp_page, esp_page_len);
+        return;
+    }
     esp_reply_text(c, 200, "text/plain; charset=utf-8", text, sizeof text - 1);
 }
 
@@ -227,19 +235,13 @@ void esp_post_cancel(struct esp_call *c)
 {
     struct esp_fields f;
     const char *id = NULL;
-    bool found = false;
 
     esp_fields_init(&f, c->body, "", &c->e);
     if (!esp_field_string(&f, "id", &id) && !c->e.http)
         esp_api_fail(&c->e, "missing_field", "id", "id: missing; the x-request-id of a request is needed");
     if (c->e.http)
         return;
-    for (struct esp_job *j = c->s->jobs; j; j = j->next)
-        if (strcmp(j->call->id, id) == 0) {
-            esp_job_cancel(j, ESP_JOB_ASKED);
-            found = true;
-        }
-    esp_reply_json(c, 200, json_pack("{s:s,s:b}", "id", id, "cancelled", found));
+    esp_reply_json(c, 200, json_pack("{s:s,s:b}", "id", id, "cancelled", esp_jobs_cancel_id(c->s, id)));
 }
 
 void esp_post_embeddings(struct esp_call *c)

@@ -97,6 +97,7 @@ static void end_job(struct esp_job *j)
 void esp_choice_cancel(struct esp_choice *c)
 {
     c->stopping = true;
+    c->cut = c->cut || !c->resume;
     esp_service_cancel_choice(c->job->s->service, c->id, c->sub);
 }
 
@@ -123,6 +124,18 @@ void esp_jobs_cancel_call(struct esp_call *c, enum esp_job_why why)
     for (struct esp_job *j = c->s->jobs; j; j = j->next)
         if (j->call == c)
             esp_job_cancel(j, why);
+}
+
+bool esp_jobs_cancel_id(struct esp_server *s, const char *id)
+{
+    bool found = false;
+
+    for (struct esp_job *j = s->jobs; j; j = j->next)
+        if (strcmp(j->call->id, id) == 0 || strcmp(j->call->answer_id, id) == 0) {
+            esp_job_cancel(j, ESP_JOB_ASKED);
+            found = true;
+        }
+    return found;
 }
 
 uint64_t esp_choice_tokens(const struct esp_choice *c)
@@ -354,6 +367,7 @@ bool esp_job_start(struct esp_job **out, const struct esp_job_opts *o, uint64_t 
     if (o->forced)
         snprintf(j->forced, sizeof j->forced, "%s", o->forced);
     j->in_prompt = !o->thinking;
+    snprintf(j->opening, sizeof j->opening, "%s", o->opening ? o->opening : "");
     if (ok && j->choices[0].banned && (uint64_t)o->gen->min_tokens < limit)
         limit = (uint64_t)o->gen->min_tokens;
     if (!ok || !submit(j, NULL, &j->prompt, limit, e)) {

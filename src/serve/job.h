@@ -80,6 +80,7 @@ struct esp_choice {
     int64_t think_left; /* tokens until the thinking ends; -1: no bound */
     int64_t grace;      /* and until it ends even inside a sentence */
     bool stopping, ended;
+    bool cut; /* ended by us, not by the model or a limit: more may have been sampled than handed out */
     enum esp_end end;
     int stop_string;      /* index, or -1 */
     esp_token stop_token; /* -1: none */
@@ -132,6 +133,7 @@ struct esp_job {
     double started;
     char forced[300]; /* to come behind the thinking, or with in_prompt at the prompt's end; "": nothing */
     bool in_prompt;
+    char opening[128];
     uint64_t n_cached;
 };
 
@@ -141,6 +143,7 @@ struct esp_job_opts {
     const struct esp_sink *sink;
     struct esp_ids prompt; /* taken over, also on failure */
     uint32_t index;
+    const char *opening; /* text of the assistant's turn that the prompt ends with; copied, may be NULL */
     bool raw, thinking, continued, calls, text_in_thinking;
     const json_t *tools; /* borrowed, as gen */
     const char *call_prefix;
@@ -162,6 +165,8 @@ bool esp_job_start(struct esp_job **out, const struct esp_job_opts *o, uint64_t 
 /* Of the service. */
 void esp_job_event(struct esp_server *s, const struct esp_service_event *x);
 void esp_jobs_cancel_call(struct esp_call *c, enum esp_job_why why);
+/* Those of the request with this x-request-id or answer id; false: there is none. */
+bool esp_jobs_cancel_id(struct esp_server *s, const char *id);
 void esp_job_cancel(struct esp_job *j, enum esp_job_why why);
 void esp_choice_cancel(struct esp_choice *c);
 /* Between job.c and choice.c. */

@@ -47,15 +47,19 @@ bool esp_chat_normalize(struct esp_chat_params *p, struct esp_gen *g, const stru
 struct esp_prompt {
     struct esp_ids ids;
     struct esp_strbuf text;
-    bool thinking;    /* ends inside <think> */
-    bool continued;   /* ends inside the assistant's text */
-    char forced[300]; /* of the tool choice: in the prompt already unless thinking */
+    bool thinking;     /* ends inside <think> */
+    bool continued;    /* ends inside the assistant's text */
+    char opening[128]; /* the template's text behind the header of the assistant's turn */
+    char forced[300];  /* of the tool choice: in the prompt already unless thinking */
 };
 
 void esp_prompt_free(struct esp_prompt *p);
 /* Render and tokenize; bans openers in g as thinking and tool choice ask. */
 bool esp_prompt_chat(struct esp_prompt *out, const struct esp_chat_params *p, struct esp_gen *g,
                      struct esp_server *s, struct esp_api_error *e);
+/* What a job of the prompt is started with; prompt->ids are taken over. */
+struct esp_job_opts esp_prompt_job(struct esp_call *c, struct esp_prompt *prompt, struct esp_chat_params *p,
+                                   struct esp_gen *g);
 /* Text or ids, as completions have them. */
 bool esp_prompt_text(struct esp_ids *out, const struct esp_server *s, const char *text, size_t len,
                      bool control, struct esp_api_error *e);

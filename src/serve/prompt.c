@@ -14,6 +14,7 @@
 #include "text/toolvalue.h"
 
 #include "serve/params.h"
+#include "serve/replay.h"
 
 enum { MAX_TOOLS = 1024, MAX_TOOL_NAME = 128 };
 
@@ -404,15 +405,32 @@ static void reopen_turn(const struct esp_server *s, struct esp_ids *ids)
         ids->n = n - 1;
 }
 
-static bool encode(struct esp_prompt *out, const struct esp_server *s, const struct esp_text_spans *spans,
-                   struct esp_api_error *e)
+static bool encode(struct esp_prompt *out, const struct esp_chat_params *p, const struct esp_server *s,
+                   const struct esp_text_spans *spans, struct esp_api_error *e)
 {
-    const struct esp_tok_input in = {
-        .text = esp_strbuf_str(&out->text), .len = out->text.len, .trusted = spans->v, .n_trusted = spans->n};
+    const struct esp_replay_input in = {
+        .messages = p->messages,
+        .text = &out->text,
+        .spans = spans,
+        .stable = json_is_true(json_object_get(p->kwargs, "preserve_thinking")),
+    };
     esp_error err;
 
-    return esp_model_encode(s->model, &in, &out->ids, &err) == ESP_OK ||
+    return esp_replay_encode(s->replay, s->model, &in, &out->ids, &err) ||
            esp_api_fail_status(e, "messages", &err);
+}
+
+/* What the template wrote behind the last turn's header, if it is of the family's form and short. */
+static void note_opening(struct esp_prompt *out)
+{
+    static const char mark[] = "<|im_start|>assistant\n";
+    const char *text = esp_strbuf_str(&out->text), *last = NULL;
+
+    for (const char *at = text; (at = strstr(at, mark)) != NULL; at++)
+        last = at;
+    if (!last || strlen(last + sizeof mark - 1) + strlen(out->forced) >= sizeof out->opening)
+        return;
+    snprintf(out->opening, sizeof out->opening, "%s", last + sizeof mark - 1);
 }
 
 /* Tool choice as text to begin with. */
@@ -461,7 +479,7 @@ static bool render(struct esp_prompt *out, const struct esp_chat_params *p, cons
 
     if (esp_model_render(s->model, &chat, &out->text, spans, &err) != ESP_OK)
         return esp_api_fail_status(e, "messages", &err);
-    if (!encode(out, s, spans, e))
+    if (!encode(out, p, s, spans, e))
         return false;
     if (p->continue_final)
         reopen_turn(s, &out->ids);
@@ -485,12 +503,34 @@ bool esp_prompt_chat(struct esp_prompt *out, const struct esp_chat_params *p, st
     ok = render(out, p, s, &spans, e);
     if (ok) {
         force_call(out, p);
-        ok = append_forced(out, s, e) && (!g || ban_openers(p, g, s, off, e));
+        ok = append_forced(out, s, e);
+        if (!p->continue_final && !p->no_generation_prompt)
+            note_opening(out);
+        ok = ok && (!g || ban_openers(p, g, s, off, e));
     }
     esp_text_spans_free(&spans);
     if (!ok)
         esp_prompt_free(out);
     return ok;
+}
+
+struct esp_job_opts esp_prompt_job(struct esp_call *c, struct esp_prompt *prompt, struct esp_chat_params *p,
+                                   struct esp_gen *g)
+{
+    const struct esp_job_opts o = {.call = c,
+                                   .gen = g,
+                                   .prompt = prompt->ids,
+                                   .opening = prompt->opening,
+                                   .thinking = prompt->thinking && !p->raw_reasoning,
+                                   .continued = prompt->continued || p->raw_reasoning,
+                                   .calls = p->tools && p->tool_choice != ESP_TOOLS_NONE,
+                                   .text_in_thinking = c->s->o.text_in_thinking,
+                                   .tools = p->tools,
+                                   .think_budget = p->budget,
+                                   .forced = prompt->forced[0] ? prompt->forced : NULL};
+
+    memset(&prompt->ids, 0, sizeof prompt->ids);
+    return o;
 }
 
 bool esp_prompt_text(struct esp_ids *out, const struct esp_server *s, const char *text, size_t len,

@@ -35,7 +35,15 @@ int esp_route_index(const struct esp_route *r); /* -1 for NULL */
 /* Handlers, by the file they are in. */
 void esp_chat_completions(struct esp_call *c); /* api_chat.c */
 void esp_completions(struct esp_call *c);      /* api_completions.c */
-void esp_get_health(struct esp_call *c);       /* api_info.c */
+void esp_messages(struct esp_call *c);         /* api_messages.c */
+void esp_count_tokens(struct esp_call *c);
+void esp_responses(struct esp_call *c); /* api_responses.c */
+void esp_response_tokens(struct esp_call *c);
+void esp_get_response(struct esp_call *c);
+void esp_get_response_items(struct esp_call *c);
+void esp_delete_response(struct esp_call *c);
+void esp_cancel_response(struct esp_call *c);
+void esp_get_health(struct esp_call *c); /* api_info.c */
 void esp_get_root(struct esp_call *c);
 void esp_get_version(struct esp_call *c);
 void esp_get_index(struct esp_call *c);

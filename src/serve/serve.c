@@ -20,6 +20,8 @@
 #include "serve/background.h"
 #include "serve/job.h"
 #include "serve/keys.h"
+#include "serve/replay.h"
+#include "serve/store.h"
 
 enum { EVENTS_AT_ONCE = 64, TICK_MS = 100 };
 
@@ -46,7 +48,7 @@ void esp_serve_defaults(struct esp_serve_opts *o)
     o->sse_ping = 5;
     o->sampling = (struct esp_serve_sampling){NAN, NAN, NAN, NAN, NAN, NAN, -2};
     o->thinking_budget = -1;
-    o->replay_entries = 100000;
+    o->replay_entries = 10000;
     o->replay_bytes = 64u << 20;
     o->response_bytes = 64u << 20;
     o->response_ttl = 3600;
@@ -308,6 +310,8 @@ static esp_status open_server(struct esp_server *s, esp_error *err)
     if (!s->base || !s->recent)
         return esp_fail(err, ESP_ENOMEM, "no memory for the server");
     ESP_TRY(esp_keys_open(&s->keys, o->api_key, o->api_key_file, err));
+    ESP_TRY(esp_replay_open(&s->replay, o->replay_entries, o->replay_bytes, err));
+    ESP_TRY(esp_store_open(&s->store, o->response_dir, o->response_bytes, o->response_ttl, err));
     ESP_TRY(esp_background_open(&s->background, s->base, err));
     ESP_TRY(esp_http_open(&s->http, s->base, &http, err));
     ESP_TRY(listen_all(s, err));
@@ -342,6 +346,8 @@ static void close_server(struct esp_server *s)
     if (s->tick)
         event_free(s->tick);
     esp_keys_close(s->keys);
+    esp_replay_close(s->replay);
+    esp_store_close(s->store);
     json_decref(s->recent);
     esp_free(s->ends);
     if (s->base)

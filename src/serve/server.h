@@ -70,6 +70,7 @@ struct esp_call {
     enum esp_family family;
     char params[ESP_CALL_PARAMS][ESP_CALL_PARAM]; /* of the route */
     char id[132];                                 /* x-request-id */
+    char answer_id[48];                           /* of the dialect: chatcmpl-..., resp_... */
     char key_name[64];
     bool admin;
     json_t *body; /* parsed, or NULL */

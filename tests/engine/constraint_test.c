@@ -404,7 +404,7 @@ static void read_all(struct esp_service *v, esp_token (*got)[LENGTH], uint32_t *
     while (n_last < n_choice) {
         struct esp_service_event e;
 
-        assert_true(esp_service_wait(v, 60000));
+        assert_true(esp_service_wait(v, 300000));
         if (esp_service_poll(v, &e, 1) == 0)
             continue;
         if (e.token >= 0) {

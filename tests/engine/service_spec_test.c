@@ -14,7 +14,7 @@
 #include "engine/service.h"
 #include "support/npy.h"
 
-enum { N_KIND = 4, N_PROMPT = 48, N_NEW = 16, N_THREAD = 2, PER_THREAD = 4, MAX_ID = 32 };
+enum { N_KIND = 3, N_PROMPT = 30, N_NEW = 10, N_THREAD = 2, PER_THREAD = 2, MAX_ID = 32 };
 
 struct kind {
     const esp_token *prompt;
@@ -74,7 +74,7 @@ static void read_all(struct esp_service *v, uint32_t n_last)
         struct esp_service_event e[5];
         size_t n;
 
-        assert_true(esp_service_wait(v, 60000));
+        assert_true(esp_service_wait(v, 300000));
         n = esp_service_poll(v, e, 5);
         for (size_t i = 0; i < n; i++) {
             struct ticket *t = &tickets[e[i].id];
@@ -141,7 +141,7 @@ static void speculate(esp_spec spec)
     }
     esp_service_close(v);
     esp_engine_stats(g, &st);
-    assert_true(st.spec_rounds > 10 && st.spec_accepted > 0);
+    assert_true(st.spec_rounds > 5 && st.spec_accepted > 0);
     esp_engine_close(g);
 }
 
@@ -188,7 +188,7 @@ int main(void)
     esp_error err;
     int failed;
 
-    test_ok(esp_model_open(&model, test_path("models/demo"), &(esp_model_opts){.threads = 2}, &err), &err);
+    test_ok(esp_model_open(&model, test_path("models/demo"), &(esp_model_opts){.threads = 1}, &err), &err);
     make_kinds(ids, cols);
     failed = cmocka_run_group_tests(tests, NULL, NULL);
     esp_model_close(model);

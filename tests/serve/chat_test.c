@@ -506,7 +506,7 @@ static void test_overflow(void **state)
 
 static const char long_stream[] =
     "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 72\r\n\r\n"
-    "{\"prompt\":\"Once\",\"max_tokens\":900,\"ignore_eos\":true,\"stream\":true      }";
+    "{\"prompt\":\"Once\",\"max_tokens\":3000,\"ignore_eos\":true,\"stream\":true     }";
 
 static int64_t running(const struct server *s)
 {
