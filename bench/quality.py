@@ -50,9 +50,7 @@ def trellis(bits, parts=True):
     how = [*T, "--bits", str(bits)] if whole else target
     if not parts:
         add(f"trellis {bits}", "trellis", *how)
-        if whole:
-            add(f"trellis {bits}, mixed", "mixed", *target)
-        else:
+        if not whole:
             add(f"trellis {bits}, every other layer", "every other layer", *T, recipe=alternate(int(bits)))
         return
     add(f"trellis {bits}, no feedback", "no feedback", *how, "--no-feedback")
@@ -65,13 +63,13 @@ def trellis(bits, parts=True):
 for bits in (3, 4, 2):
     affine(bits, 64)
     trellis(bits, parts=False)
+for bits in (2.5, 3.5):
+    trellis(bits, parts=False)
 for bits in (3, 4):
     trellis(bits)
     affine(bits, 128)
     affine(bits, 32)
     add(f"gptq {bits} g64 act-order", "gptq act-order", "--bits", str(bits), "--act-order")
-for bits in (2.5, 3.5):
-    trellis(bits, parts=False)
 for bpw in (3.0, 3.5, 4.0):
     add(f"gptq mixed {bpw}", "gptq mixed", "--target-bpw", str(bpw))
 for bits in (2, 2.5, 3.5):
@@ -128,6 +126,7 @@ def main():
     p.add_argument("--work", default="build/quality")
     p.add_argument("--rows", default="0")
     p.add_argument("--only", default="", help="names that contain this")
+    p.add_argument("--finished", action="store_true", help="print the rows that are there, make none")
     p.add_argument("--threads", default="0")
     p.add_argument("--part", default="0/1", help="K/N: every N-th row from row K on, for several runs side by side")
     a = p.parse_args()
@@ -142,6 +141,8 @@ def main():
         if os.path.exists(path):
             with open(path) as f:
                 row = json.load(f)
+        elif a.finished:
+            continue
         else:
             folder, row = make(a, program, name, flags, recipe)
             made.append((folder, row, path))
