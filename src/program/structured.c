@@ -30,7 +30,9 @@ static esp_status compile_schema(struct esp_structure *st, const char *arg, bool
     esp_status s;
 
     ESP_TRY(read_schema(arg, &schema, err));
-    s = esp_grammar_schema(&st->grammar, st->vocab, schema, chat ? ESP_SCHEMA_LEAD : 0, err);
+    s = esp_grammar_schema(&st->grammar, st->vocab, schema, 0, err);
+    if (s == ESP_OK && chat)
+        s = esp_grammar_schema(&st->behind_thinking, st->vocab, schema, ESP_SCHEMA_LEAD, err);
     json_decref(schema);
     return s;
 }
@@ -74,6 +76,7 @@ esp_status esp_structure_open(struct esp_structure *st, const struct esp_options
 void esp_structure_close(struct esp_structure *st)
 {
     esp_grammar_release(st->grammar);
+    esp_grammar_release(st->behind_thinking);
     esp_vocab_destroy(st->vocab);
     memset(st, 0, sizeof *st);
 }
@@ -81,12 +84,13 @@ void esp_structure_close(struct esp_structure *st)
 esp_status esp_structure_apply(const struct esp_structure *st, esp_seq *seq, bool thinking, esp_error *err)
 {
     const struct esp_matcher_opts after = {.trigger_text = "</think>", .must_start = true};
+    struct esp_grammar *g = thinking && st->behind_thinking ? st->behind_thinking : st->grammar;
     struct esp_constraint c;
     esp_status s;
 
-    if (!st->grammar)
+    if (!g)
         return ESP_OK;
-    ESP_TRY(esp_constraint_open(&c, st->grammar, thinking ? &after : NULL, err));
+    ESP_TRY(esp_constraint_open(&c, g, thinking ? &after : NULL, err));
     s = esp_seq_set_constraint(seq, &c, err);
     if (s != ESP_OK)
         c.close(c.user);

@@ -13,9 +13,11 @@
 struct esp_structure { /* zeroed: answers are free */
     struct esp_vocab *vocab;
     struct esp_grammar *grammar;
+    struct esp_grammar *behind_thinking; /* the same behind newlines, for schemas in a chat; else NULL */
 };
 
-/* What the flags ask for; nothing when they do not. chat: answers are a turn, which may begin with newlines.
+/* What the flags ask for; nothing when they do not. chat: answers are turns, which may
+ * begin with thinking.
  */
 esp_status esp_structure_open(struct esp_structure *st, const struct esp_options *opt, const esp_model *m,
                               bool chat, esp_error *err);

@@ -412,7 +412,7 @@ static bool valid_ways(const json_t *root, const json_t *s, const json_t *v, boo
     return ok;
 }
 
-static bool valid(const json_t *root, const json_t *s, const json_t *v, bool open)
+static bool valid_once(const json_t *root, const json_t *s, const json_t *v, bool open)
 {
     const json_t *ref = json_object_get(s, "$ref"), *e = json_object_get(s, "enum"), *x;
     bool listed = !e;
@@ -447,6 +447,24 @@ static bool valid(const json_t *root, const json_t *s, const json_t *v, bool ope
     if (json_is_object(v))
         return valid_object(root, s, (json_t *)(uintptr_t)v, open);
     return !json_is_array(v) || valid_array(root, s, v, open);
+}
+
+/* A schema that comes back to itself for the same value says nothing new. */
+static bool valid(const json_t *root, const json_t *s, const json_t *v, bool open)
+{
+    static const json_t *busy[4096][2];
+    static int n;
+    bool ok;
+
+    for (int i = 0; i < n; i++)
+        if (busy[i][0] == s && busy[i][1] == v)
+            return false;
+    assert_true(n < 4096);
+    busy[n][0] = s;
+    busy[n++][1] = v;
+    ok = valid_once(root, s, v, open);
+    n--;
+    return ok;
 }
 
 /* A document by random choices, which after a while prefer whatever closes; its length, 0 if it grew too

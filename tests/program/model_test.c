@@ -62,7 +62,7 @@ static void test_form_of_answers(void **state)
     run_code(&r, 0);
     run_free(&r);
     r = RUN(NULL, P, "run", M, "x", "--regex", "(");
-    run_code(&r, 5);
+    run_code(&r, 3);
     run_says(&r, "line 1, column 2: a ( without its )");
     run_free(&r);
     r = RUN(NULL, P, "run", M, "x", "--regex", "a", "--grammar", gbnf);
