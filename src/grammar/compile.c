@@ -31,7 +31,7 @@ struct rule_info {
     uint32_t next_call;  /* where the walk stopped in the rule's states */
     uint32_t uses;
     uint32_t start; /* in the automaton */
-    bool on_stack, copied;
+    bool on_stack, copied, flat;
     bool cycle, self; /* calls itself through others, directly */
 };
 
@@ -132,6 +132,62 @@ static bool calls_itself(struct esp_ir_rule *r, uint32_t self)
     return left;
 }
 
+/* Where a way out of s leads, past states that only pass on. */
+static uint32_t pass_on(const struct esp_ir_rule *r, uint32_t s)
+{
+    for (uint32_t hops = 0; s != ESP_IR_NONE && s != r->frag.end && hops < 256; hops++) {
+        if (r->state[s].kind != ESP_IR_EPS || r->state[s].out2 != ESP_IR_NONE ||
+            r->state[s].out == ESP_IR_NONE)
+            break;
+        s = r->state[s].out;
+    }
+    return s;
+}
+
+/* Drop states that only pass on and those that nothing leads to, so that copies of r are small. */
+static esp_status shrink(struct compiler *c, struct esp_ir_rule *r, esp_error *err)
+{
+    uint32_t *to = esp_alloc_array((size_t)r->n_state + 1, sizeof *to); /* new number + 1 */
+    uint32_t *old = esp_alloc_array((size_t)r->n_state + 1, sizeof *old), n = 0;
+    struct esp_ir_state *kept = esp_alloc_array((size_t)r->n_state + 1, sizeof *kept);
+    esp_status s =
+        to && old && kept ? ESP_OK : esp_fail(err, ESP_ENOMEM, "%s: out of memory while compiling", c->what);
+
+    if (s == ESP_OK) {
+        const uint32_t first[2] = {pass_on(r, r->frag.start), r->frag.end};
+
+        for (int k = 0; k < 2; k++)
+            if (!to[first[k]]) {
+                old[n++] = first[k];
+                to[first[k]] = n;
+            }
+        for (uint32_t i = 0; i < n; i++) {
+            struct esp_ir_state q = r->state[old[i]];
+            uint32_t *way[2] = {&q.out, &q.out2};
+
+            for (int k = 0; k < 2; k++) {
+                const uint32_t t = pass_on(r, *way[k]);
+
+                if (t == ESP_IR_NONE)
+                    continue;
+                if (!to[t]) {
+                    old[n++] = t;
+                    to[t] = n;
+                }
+                *way[k] = to[t] - 1;
+            }
+            kept[i] = q;
+        }
+        r->frag = (struct esp_frag){to[first[0]] - 1, to[r->frag.end] - 1};
+        r->n_state = n;
+        memcpy(r->state, kept, n * sizeof *kept);
+    }
+    esp_free(kept);
+    esp_free(old);
+    esp_free(to);
+    return s;
+}
+
 /* r with the rules copied in that are to be copied. */
 static esp_status copy_callees(struct compiler *c, uint32_t v, esp_error *err)
 {
@@ -152,7 +208,10 @@ static esp_status copy_callees(struct compiler *c, uint32_t v, esp_error *err)
         if (r->state[i].kind != ESP_IR_CALL || !c->info[r->state[i].arg].copied)
             continue;
         callee = &c->rule[r->state[i].arg];
-        if (callee->n_state > CALLER_MAX - (n < CALLER_MAX ? n : CALLER_MAX))
+        if (c->info[v].flat && n + callee->n_state > ESP_LIMIT_GRAMMAR_STATES)
+            return esp_fail(err, ESP_ENOFIT, "%s: too large: rule \"%s\" takes more than %u states", c->what,
+                            r->name, ESP_LIMIT_GRAMMAR_STATES);
+        if (!c->info[v].flat && n + callee->n_state > CALLER_MAX)
             continue;
         ESP_TRY(esp_dfa_step(&c->w, callee->n_state, err));
         if (!esp_auto_grow(&r->state, &cap, n, callee->n_state, sizeof *r->state))
@@ -171,7 +230,7 @@ static esp_status copy_callees(struct compiler *c, uint32_t v, esp_error *err)
     r->n_state = n;
     if (c->info[v].self)
         c->info[v].self = calls_itself(r, v);
-    return ESP_OK;
+    return shrink(c, r, err);
 }
 
 /* Whether bytes can lead from a state of the last rule back to itself: states are removed while nothing leads
@@ -227,8 +286,24 @@ static bool decide_copy(const struct compiler *c, uint32_t v)
     return r->n_state <= (c->info[v].uses == 1 ? ONCE : SMALL);
 }
 
+/* What a flat rule calls is flat itself, and copied. */
+static void spread_flat(struct compiler *c)
+{
+    for (uint32_t i = c->n_order; i-- > 0;) { /* callers first */
+        const uint32_t v = c->order[i];
+        uint32_t at = 0, to;
+
+        if (!c->info[v].flat && !(c->ir->rule[v].flags & ESP_IR_FLAT))
+            continue;
+        c->info[v].flat = true;
+        while (!(c->ir->rule[v].flags & ESP_IR_BOTH) && next_dependency(&c->ir->rule[v], &at, &to))
+            c->info[to].flat = true;
+    }
+}
+
 static esp_status build_rules(struct compiler *c, esp_error *err)
 {
+    spread_flat(c);
     for (uint32_t i = 0; i < c->n_order; i++) {
         const uint32_t v = c->order[i];
         const struct esp_ir_rule *r = &c->ir->rule[v];
@@ -243,7 +318,7 @@ static esp_status build_rules(struct compiler *c, esp_error *err)
         }
         ESP_TRY(copy_callees(c, v, err));
         ESP_TRY(esp_dfa_build(&c->w, &c->rule[v], &c->info[v].start, err));
-        c->info[v].copied = decide_copy(c, v);
+        c->info[v].copied = c->info[v].flat || decide_copy(c, v);
         if (!c->info[v].copied) {
             esp_free(c->rule[v].state);
             c->rule[v].state = NULL;

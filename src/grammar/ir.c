@@ -11,8 +11,9 @@
 #include "base/limits.h"
 #include "base/mem.h"
 
-/* Repetitions above this are cut into blocks when they would take more states than BLOCK_STATES. */
-enum { BLOCK = 256, BLOCK_STATES = 8192 };
+/* What is repeated becomes a rule when its copies would take more states than UNIT_STATES, and above BLOCK
+ * times so many of it become a rule, too. */
+enum { UNIT_STATES = 1024, BLOCK = 512 };
 
 esp_status esp_ir_init(struct esp_ir *ir, esp_error *err)
 {
@@ -125,6 +126,8 @@ void esp_ir_both(struct esp_ir *ir, uint32_t rule, uint32_t x, uint32_t y)
     r->flags |= ESP_IR_DEFINED | ESP_IR_BOTH | ESP_IR_SHARED;
     r->both[0] = x;
     r->both[1] = y;
+    ir->rule[x].flags |= ESP_IR_FLAT;
+    ir->rule[y].flags |= ESP_IR_FLAT;
 }
 
 /* A state more; number 0 after a failure, which callers may write to as to any other. */
@@ -317,18 +320,14 @@ static struct esp_frag expand(struct esp_nfa *b, struct esp_frag f, uint32_t fro
     return (struct esp_frag){r.start, end};
 }
 
-/* The same for counts that would take too many states: blocks of BLOCK, which are a rule. */
-static struct esp_frag blocks(struct esp_nfa *b, struct esp_frag f, uint32_t from, uint32_t min, uint32_t max)
+/* f, at states from.. of b, as a rule of its own. */
+static uint32_t unit_rule(struct esp_nfa *b, struct esp_frag f, uint32_t from)
 {
-    struct esp_ir *ir = b->ir;
-    uint32_t unit = esp_ir_declare(ir, "a repeated part", 15, 0),
-             block = esp_ir_declare(ir, "256 repeated parts", 18, 0);
-    uint32_t q, rest, mark, n = b->n - from;
+    const uint32_t unit = esp_ir_declare(b->ir, "a repeated part", 15, 0), n = b->n - from;
     struct esp_nfa w;
-    struct esp_frag r, g;
 
-    esp_nfa_begin(&w, ir);
-    for (uint32_t i = 0; i < n && ir->failed == ESP_OK; i++) {
+    esp_nfa_begin(&w, b->ir);
+    for (uint32_t i = 0; i < n && b->ir->failed == ESP_OK; i++) {
         struct esp_ir_state s = b->state[from + i];
 
         s.out = s.out == ESP_IR_NONE ? ESP_IR_NONE : s.out - from;
@@ -336,29 +335,39 @@ static struct esp_frag blocks(struct esp_nfa *b, struct esp_frag f, uint32_t fro
         push(&w, s);
     }
     esp_nfa_end(&w, unit, (struct esp_frag){f.start - from, f.end - from}, 0);
-    r = expand(&w, esp_nfa_call(&w, unit), 0, BLOCK, BLOCK);
+    return unit;
+}
+
+/* rule min to max times, written out */
+static struct esp_frag calls(struct esp_nfa *b, uint32_t rule, uint32_t min, uint32_t max)
+{
+    const uint32_t mark = b->n;
+
+    return expand(b, esp_nfa_call(b, rule), mark, min, max);
+}
+
+/* unit min to max times in blocks. */
+static struct esp_frag blocks(struct esp_nfa *b, uint32_t unit, uint32_t min, uint32_t max)
+{
+    const uint32_t block = esp_ir_declare(b->ir, "512 repeated parts", 18, 0);
+    const uint32_t q = (max - min) / BLOCK, rest = (max - min) % BLOCK;
+    struct esp_frag r, g;
+    struct esp_nfa w;
+
+    esp_nfa_begin(&w, b->ir);
+    r = calls(&w, unit, BLOCK, BLOCK);
     esp_nfa_end(&w, block, r, ESP_IR_SHARED);
 
-    mark = b->n;
-    r = expand(b, esp_nfa_call(b, block), mark, min / BLOCK, min / BLOCK);
-    mark = b->n;
-    r = esp_nfa_seq(b, r, expand(b, esp_nfa_call(b, unit), mark, min % BLOCK, min % BLOCK));
-    mark = b->n;
+    r = calls(b, block, min / BLOCK, min / BLOCK);
+    r = esp_nfa_seq(b, r, calls(b, unit, min % BLOCK, min % BLOCK));
     if (max == ESP_IR_NONE)
-        return esp_nfa_seq(b, r, expand(b, esp_nfa_call(b, unit), mark, 0, ESP_IR_NONE));
-    q = (max - min) / BLOCK;
-    rest = (max - min) % BLOCK;
-    g = expand(b, esp_nfa_call(b, block), mark, q, q);
-    mark = b->n;
-    g = esp_nfa_seq(b, g, expand(b, esp_nfa_call(b, unit), mark, 0, rest));
+        return esp_nfa_seq(b, r, calls(b, unit, 0, ESP_IR_NONE));
+    g = calls(b, block, q, q);
+    g = esp_nfa_seq(b, g, calls(b, unit, 0, rest));
     if (q > 0) {
-        struct esp_frag h;
+        const struct esp_frag h = calls(b, block, 0, q - 1);
 
-        mark = b->n;
-        h = expand(b, esp_nfa_call(b, block), mark, 0, q - 1);
-        mark = b->n;
-        h = esp_nfa_seq(b, h, expand(b, esp_nfa_call(b, unit), mark, 0, BLOCK - 1));
-        g = esp_nfa_alt(b, g, h);
+        g = esp_nfa_alt(b, g, esp_nfa_seq(b, h, calls(b, unit, 0, BLOCK - 1)));
     }
     return esp_nfa_seq(b, r, g);
 }
@@ -374,7 +383,10 @@ struct esp_frag esp_nfa_repeat(struct esp_nfa *b, struct esp_frag f, uint32_t ma
         fail(b->ir, ESP_ENOFIT, "a repetition count above 1048576");
         return f;
     }
-    if (times > BLOCK && times * (b->n - mark) > BLOCK_STATES)
-        return blocks(b, f, mark, min, max);
+    if (times > 1 && times * (b->n - mark) > UNIT_STATES) {
+        const uint32_t unit = unit_rule(b, f, mark);
+
+        return times > BLOCK ? blocks(b, unit, min, max) : calls(b, unit, min, max);
+    }
     return expand(b, f, mark, min, max);
 }

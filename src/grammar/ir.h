@@ -37,9 +37,10 @@ struct esp_frag {
 
 enum esp_ir_flags {
     ESP_IR_DEFINED = 1,
-    ESP_IR_FIRST = 2, /* ends at its first possible end: "text up to X" */
-    ESP_IR_BOTH = 4,  /* no states of its own: the words that both of two other rules accept */
-    ESP_IR_SHARED = 8 /* never copied into its callers, so that all of them share its masks */
+    ESP_IR_FIRST = 2,  /* ends at its first possible end: "text up to X" */
+    ESP_IR_BOTH = 4,   /* no states of its own: the words that both of two other rules accept */
+    ESP_IR_SHARED = 8, /* never copied into its callers, so that all of them share its masks */
+    ESP_IR_FLAT = 16   /* all that it calls is copied into it, and it has no calls left */
 };
 
 struct esp_ir_rule {

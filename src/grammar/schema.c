@@ -127,6 +127,7 @@ void esp_schema_end(struct esp_schema *s)
 {
     json_decref(s->kept);
     esp_free(s->job);
+    esp_free(s->text);
     esp_free(s->slot);
     esp_free(s->hash);
     memset(s, 0, sizeof *s);

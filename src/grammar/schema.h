@@ -75,6 +75,12 @@ struct esp_schema {
     uint32_t *slot; /* [n_slot] job + 1 by text */
     uint64_t *hash; /* [n_job] */
     uint32_t n_slot, cap_hash;
+    struct esp_schema_text_rule { /* strings with conditions, each kind once */
+        uint32_t min, max, rule;
+        const char *pattern, *format;
+        bool raw;
+    } * text;
+    uint32_t n_text, cap_text;
     json_t *kept;      /* array: schemas made on the way */
     size_t text_bytes; /* of all schemas that were compared */
 };

@@ -9,6 +9,7 @@
 
 #include <string.h>
 
+#include "grammar/automaton.h"
 #include "grammar/front.h"
 #include "grammar/grammar.h"
 
@@ -18,6 +19,9 @@
     "[^\"\\\\\\x00-\\x1f]|\\\\(?:[\"\\\\/bfnrt]|u(?:[1-9A-CEFa-cef]" HEX "{3}|[Dd][0-7]" HEX                 \
     "{2}|0[1-9A-Fa-f]" HEX "{2}|00[1-9A-Fa-f]" HEX "|000[1-9A-Fa-f]|[Dd][89ABab]" HEX                        \
     "{2}\\\\u[Dd][C-Fc-f]" HEX "{2}))"
+
+/* The same without \\u, where characters are counted: it would make every count five times as large. */
+#define SHORT_CHAR "[^\"\\\\\\x00-\\x1f]|\\\\[\"\\\\/bfnrt]"
 
 #define DATE                                                                                                 \
     "(?:[12][0-9]{3}-(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)" \
@@ -65,8 +69,9 @@ static struct esp_frag quoted(struct esp_nfa *b, struct esp_frag f)
 
 static struct esp_frag run_of_chars(struct esp_nfa *b, uint32_t min, uint32_t max, bool raw)
 {
+    const bool counted = min > 0 || max != ESP_IR_NONE;
     const uint32_t mark = b->n;
-    struct esp_frag f = raw ? esp_nfa_any(b, ESP_IR_PLAIN) : own(b, JSON_CHAR);
+    struct esp_frag f = raw ? esp_nfa_any(b, ESP_IR_PLAIN) : own(b, counted ? SHORT_CHAR : JSON_CHAR);
 
     return esp_nfa_repeat(b, f, mark, min, max);
 }
@@ -110,6 +115,24 @@ static esp_status one_condition(const struct esp_schema_node *n, struct esp_nfa 
     return ESP_OK;
 }
 
+static bool same_text(const char *x, const char *y)
+{
+    return x == y || (x && y && strcmp(x, y) == 0);
+}
+
+/* A rule written before for the same conditions, or ESP_IR_NONE. */
+static uint32_t known_text(const struct esp_schema *s, const struct esp_schema_text_rule *t)
+{
+    for (uint32_t i = 0; i < s->n_text; i++) {
+        const struct esp_schema_text_rule *o = &s->text[i];
+
+        if (o->min == t->min && o->max == t->max && o->raw == t->raw && same_text(o->pattern, t->pattern) &&
+            same_text(o->format, t->format))
+            return o->rule;
+    }
+    return ESP_IR_NONE;
+}
+
 /* A rule for all conditions together: each is a rule, and they are intersected two by two. */
 static esp_status all_conditions(struct esp_schema *s, const struct esp_schema_node *n, bool raw,
                                  uint32_t *rule, esp_error *err)
@@ -140,6 +163,26 @@ static esp_status all_conditions(struct esp_schema *s, const struct esp_schema_n
     return ESP_OK;
 }
 
+static esp_status text_rule(struct esp_schema *s, const struct esp_schema_node *n, bool raw, uint32_t *rule,
+                            esp_error *err)
+{
+    struct esp_schema_text_rule t = {.min = n->min_length, .max = n->max_length, .raw = raw};
+
+    t.pattern = n->n_pattern ? n->pattern[0] : NULL;
+    t.format = n->n_format ? n->format[0] : NULL;
+    if (n->n_pattern > 1 || n->n_format > 1)
+        return all_conditions(s, n, raw, rule, err);
+    *rule = known_text(s, &t);
+    if (*rule != ESP_IR_NONE)
+        return ESP_OK;
+    ESP_TRY(all_conditions(s, n, raw, rule, err));
+    if (s->n_text < 256 && esp_auto_grow(&s->text, &s->cap_text, s->n_text, 1, sizeof t)) {
+        t.rule = *rule; /* else it is written again next time */
+        s->text[s->n_text++] = t;
+    }
+    return ESP_OK;
+}
+
 esp_status esp_schema_string(struct esp_schema *s, struct esp_nfa *b, const struct esp_schema_node *n,
                              struct esp_frag *out, esp_error *err)
 {
@@ -148,7 +191,7 @@ esp_status esp_schema_string(struct esp_schema *s, struct esp_nfa *b, const stru
     if (n->min_length == 0 && n->max_length == ESP_IR_NONE && n->n_pattern == 0 && n->n_format == 0)
         rule = esp_schema_basic(s, ESP_BASIC_STRING);
     else
-        ESP_TRY(all_conditions(s, n, false, &rule, err));
+        ESP_TRY(text_rule(s, n, false, &rule, err));
     *out = esp_nfa_call(b, rule);
     return ESP_OK;
 }
@@ -156,7 +199,7 @@ esp_status esp_schema_string(struct esp_schema *s, struct esp_nfa *b, const stru
 esp_status esp_schema_raw_string(struct esp_schema *s, const struct esp_schema_node *n, uint32_t *rule,
                                  esp_error *err)
 {
-    return all_conditions(s, n, true, rule, err);
+    return text_rule(s, n, true, rule, err);
 }
 
 /* ---- integers ---- */

@@ -17,7 +17,7 @@
 static const char what[] = "tools";
 
 struct tools {
-    const struct esp_vocab *v;
+    uint32_t control[2]; /* ids, or ESP_IR_NONE */
     struct esp_ir ir;
     struct esp_schema s; /* of the tool being written */
     uint32_t free_value; /* rule + 1: text up to and with the "<" behind </parameter> */
@@ -27,12 +27,14 @@ struct tools {
     esp_error never;
 };
 
-/* A control token, or its text when the vocabulary has no such token. */
-static struct esp_frag control(struct tools *t, struct esp_nfa *b, const char *text)
-{
-    uint32_t id;
+enum { OPENER, CLOSER };
+static const char *const controls[] = {"<tool_call>", "</tool_call>"};
 
-    return esp_vocab_find_added(t->v, text, &id) ? esp_nfa_token(b, id) : esp_nfa_puts(b, text);
+/* A control token, or its text when the vocabulary has no such token. */
+static struct esp_frag control(const struct tools *t, struct esp_nfa *b, int which)
+{
+    return t->control[which] == ESP_IR_NONE ? esp_nfa_puts(b, controls[which])
+                                            : esp_nfa_token(b, t->control[which]);
 }
 
 static uint32_t free_value(struct tools *t)
@@ -331,7 +333,7 @@ static esp_status write_tool(struct tools *t, uint32_t rule, esp_error *err)
     ESP_TRY(list_parameters(t, &l, err));
     esp_nfa_begin(&b, &t->ir);
     f = esp_nfa_seq(&b, esp_nfa_puts(&b, t->tool->name), esp_nfa_puts(&b, ">\n<"));
-    end = esp_nfa_seq(&b, esp_nfa_puts(&b, "/function>\n"), control(t, &b, "</tool_call>"));
+    end = esp_nfa_seq(&b, esp_nfa_puts(&b, "/function>\n"), control(t, &b, CLOSER));
     from = esp_nfa_node(&b);
     to = esp_nfa_node(&b);
     esp_nfa_link(&b, f.end, from);
@@ -373,7 +375,7 @@ static esp_status write_root(struct tools *t, const uint32_t *rule, size_t n, un
     }
     call = esp_nfa_seq(&b, esp_nfa_puts(&b, "\n<function="), names);
     if (flags & ESP_TOOLS_SEVERAL) { /* back to the body by way of another opener */
-        f = esp_nfa_seq(&b, esp_nfa_puts(&b, "\n"), control(t, &b, "<tool_call>"));
+        f = esp_nfa_seq(&b, esp_nfa_puts(&b, "\n"), control(t, &b, OPENER));
         names.end = esp_nfa_node(&b);
         esp_nfa_link(&b, call.end, names.end);
         esp_nfa_link(&b, call.end, f.start);
@@ -381,7 +383,7 @@ static esp_status write_root(struct tools *t, const uint32_t *rule, size_t n, un
         call.end = names.end;
     }
     if (!(flags & ESP_TOOLS_BODY)) {
-        f = control(t, &b, "<tool_call>");
+        f = control(t, &b, OPENER);
         if (flags & ESP_TOOLS_LEAD) {
             struct esp_frag lead = esp_nfa_opt(&b, esp_nfa_puts(&b, "\n"));
 
@@ -421,7 +423,7 @@ static esp_status write_tools(struct tools *t, const struct esp_tool *tool, size
 esp_status esp_grammar_tools(struct esp_grammar **out, const struct esp_vocab *v, const struct esp_tool *tool,
                              size_t n, unsigned flags, esp_error *err)
 {
-    struct tools t = {.v = v};
+    struct tools t = {.control = {ESP_IR_NONE, ESP_IR_NONE}};
     uint32_t *rule;
     esp_status st;
 
@@ -431,6 +433,8 @@ esp_status esp_grammar_tools(struct esp_grammar **out, const struct esp_vocab *v
     rule = esp_alloc_array(n, sizeof *rule);
     if (!rule)
         return esp_fail(err, ESP_ENOMEM, "%s: out of memory", what);
+    for (int i = 0; i < 2; i++)
+        (void)esp_vocab_find_added(v, controls[i], &t.control[i]);
     st = esp_ir_init(&t.ir, err);
     if (st == ESP_OK)
         st = write_tools(&t, tool, n, rule, err);

@@ -185,6 +185,7 @@ esp_status esp_talk_open(struct esp_talk *t, struct esp_session *s, esp_error *e
         ESP_TRY(open_transcript(t, v[OPT_TRANSCRIPT].s, err));
     if (v[OPT_SYSTEM].given)
         ESP_TRY(esp_talk_say(t, "system", v[OPT_SYSTEM].s, strlen(v[OPT_SYSTEM].s), err));
+    ESP_TRY(esp_structure_open(&t->structure, s->opt, s->model, true, err));
     so = (esp_seq_opts){.sampling = t->sampling};
     esp_adapters_use(&s->adapters, &so);
     return esp_seq_open(&t->seq, s->engine, &so, err);
@@ -193,6 +194,7 @@ esp_status esp_talk_open(struct esp_talk *t, struct esp_session *s, esp_error *e
 void esp_talk_close(struct esp_talk *t)
 {
     esp_seq_close(t->seq);
+    esp_structure_close(&t->structure);
     json_decref(t->messages);
     json_decref(t->template_args);
     free(t->tools);
@@ -452,9 +454,12 @@ esp_status esp_talk_answer(struct esp_talk *t, esp_text_fn fn, void *user, struc
     if (s == ESP_OK)
         s = esp_text_stream_create(&u.stream, mode, t->stops, t->n_stops, on_text, &u, err);
     if (s == ESP_OK)
+        s = esp_structure_apply(&t->structure, t->seq, mode == ESP_TEXT_THINKING, err);
+    if (s == ESP_OK)
         s = generate(&u, err);
     if (s != ESP_OK)
         esp_seq_stop(t->seq);
+    esp_structure_lift(&t->structure, t->seq);
     if (s == ESP_OK)
         s = keep_answer(&u, err);
     esp_engine_stats(t->session->engine, &after);

@@ -14,11 +14,13 @@
 #include "base/strbuf.h"
 
 #include "program/session.h"
+#include "program/structured.h"
 #include "program/text_stream.h"
 
 struct esp_talk {
     struct esp_session *session; /* borrowed; its engine is open */
     esp_seq *seq;
+    struct esp_structure structure; /* of every answer */
     esp_sampling sampling;
     json_t *messages;      /* array in the OpenAI form */
     json_t *template_args; /* object */
