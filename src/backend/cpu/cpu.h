@@ -111,8 +111,8 @@ static inline uint8_t *plan_kv(const struct esp_plan *p, uint32_t page, uint32_t
 {
     const struct esp_layout *l = &p->pools.layout;
 
-    return (uint8_t *)p->pools.pages->host + (size_t)page * l->page_bytes + (size_t)layer * l->page_layer +
-           (size_t)(head * 2 + which) * l->kv_plane;
+    return (uint8_t *)p->pools.pages->host + (size_t)page * l->page_bytes +
+           esp_layout_plane(l, layer, head, which);
 }
 
 struct thread { /* what an op's code needs to know of its thread */
