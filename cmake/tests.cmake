@@ -50,3 +50,6 @@ foreach(source IN LISTS FUZZ_SOURCES)
         target_link_libraries(fuzz_${short} PRIVATE espalier_static espalier_objects_usage -fsanitize=fuzzer)
     endif()
 endforeach()
+
+add_executable(bench_kv EXCLUDE_FROM_ALL bench/kv_bench.c)
+target_link_libraries(bench_kv PRIVATE espalier_static espalier_objects_usage)

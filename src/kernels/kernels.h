@@ -88,7 +88,8 @@ struct esp_attend {
     const void *v;
     size_t ld_kv;                       /* not used by coded rows */
     const struct esp_kv_scheme *scheme; /* of coded rows, else not used */
-    uint32_t head_dim;                  /* multiple of 16, at most ESP_HEAD_MAX */
+    const void *k_next; /* keys that the next call will read, to be fetched meanwhile; or NULL */
+    uint32_t head_dim;  /* multiple of 16, at most ESP_HEAD_MAX */
     uint32_t n_query;
     const float *q; /* [n_query][ldq], already scaled by 1 / sqrt(head_dim) */
     size_t ldq;

@@ -109,9 +109,9 @@ static void run_group(const struct esp_plan *p, const struct esp_op *op, const s
 {
     const struct esp_layout *l = &p->pools.layout;
     uint32_t last = pos + w->n_tok - 1; /* position of the last query */
-    const bool coded = esp_kv_coded(&l->layers[op->layer].scheme);
+    const struct esp_kv_scheme *scheme = &l->layers[op->layer].scheme;
     struct esp_attend a = {.ld_kv = h->head_dim,
-                           .scheme = &l->layers[op->layer].scheme,
+                           .scheme = scheme,
                            .head_dim = h->head_dim,
                            .n_query = w->n_query,
                            .q = w->q,
@@ -137,10 +137,13 @@ static void run_group(const struct esp_plan *p, const struct esp_op *op, const s
         }
         a.k = plan_kv(p, s->pages[span], op->layer, kv_head, 0);
         a.v = plan_kv(p, s->pages[span], op->layer, kv_head, 1);
-        if (coded)
+        a.k_next = span + 1 < (g + 1) * ATTEND_GROUP_SPANS && (span + 1) * ESP_SPAN <= last
+                       ? plan_kv(p, s->pages[span + 1], op->layer, kv_head, 0)
+                       : NULL;
+        if (esp_kv_coded(scheme))
             p->dev->k.attend_codes(&a, w->kernel);
         else
-            p->dev->k.attend[l->kv](&a, w->kernel);
+            p->dev->k.attend[scheme->kind == ESP_KV_KIND_F32 ? ESP_KV_F32 : ESP_KV_BF16](&a, w->kernel);
     }
 }
 

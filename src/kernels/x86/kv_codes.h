@@ -7,6 +7,7 @@
 #ifndef ESP_KERNELS_X86_KV_CODES_H
 #define ESP_KERNELS_X86_KV_CODES_H
 
+#include <stdbool.h>
 #include <string.h>
 
 #include "formats/turboquant.h"
@@ -43,6 +44,14 @@ V_INLINE int kv_bits(int raw)
 V_INLINE uint32_t kv_load32(const uint8_t *p)
 {
     uint32_t v;
+
+    memcpy(&v, p, sizeof v);
+    return v;
+}
+
+V_INLINE uint64_t kv_load64(const uint8_t *p)
+{
+    uint64_t v;
 
     memcpy(&v, p, sizeof v);
     return v;

@@ -40,6 +40,21 @@ V_INLINE struct kv_lut kv_lut_make(int raw, const float *levels)
     return l;
 }
 
+/* Whether kv_raw() takes these codes from l->low and l->high, so that scaling the tables scales the codes. */
+V_INLINE bool kv_looks_up(int raw)
+{
+    return raw == KV_RAW_2 || raw == KV_RAW_3 || raw == KV_RAW_4;
+}
+
+/* l with its tables times by, plus `plus` if biased: one rounding, as if applied to each code. */
+V_INLINE struct kv_lut kv_lut_scale(int raw, int biased, struct kv_lut l, vf by, vf plus)
+{
+    l.low = biased ? vf_fma(l.low, by, plus) : vf_mul(l.low, by);
+    if (raw == KV_RAW_4)
+        l.high = biased ? vf_fma(l.high, by, plus) : vf_mul(l.high, by);
+    return l;
+}
+
 /* Codes [8 j, 8 j + 8) of a row as floats. Reads up to 3 bytes behind the codes, which are scales. */
 V_INLINE vf kv_raw(int raw, const uint8_t *row, size_t j, const struct kv_lut *l)
 {

@@ -41,11 +41,25 @@ V_INLINE struct kv_lut kv_lut_make(int raw, const float *levels)
     return l;
 }
 
+/* Whether kv_raw() takes these codes from l->low and l->high, so that scaling the tables scales the codes. */
+V_INLINE bool kv_looks_up(int raw)
+{
+    return raw == KV_RAW_2 || raw == KV_RAW_3 || raw == KV_RAW_4 || raw == KV_RAW_5;
+}
+
+/* l with its tables times by, plus `plus` if biased: one rounding, as if applied to each code. */
+V_INLINE struct kv_lut kv_lut_scale(int raw, int biased, struct kv_lut l, vf by, vf plus)
+{
+    l.low = biased ? vf_fma(l.low, by, plus) : vf_mul(l.low, by);
+    if (raw == KV_RAW_5)
+        l.high = biased ? vf_fma(l.high, by, plus) : vf_mul(l.high, by);
+    return l;
+}
+
 /* Codes [16 j, 16 j + 16) of a row as floats. Reads up to 4 bytes behind the codes, which are scales. */
 V_INLINE vf kv_raw(int raw, const uint8_t *row, size_t j, const struct kv_lut *l)
 {
     const uint8_t *p = row + j * 2 * (size_t)kv_bits(raw);
-    __m128i x;
     vi code;
 
     if (raw == KV_RAW_S8)
@@ -60,13 +74,13 @@ V_INLINE vf kv_raw(int raw, const uint8_t *row, size_t j, const struct kv_lut *l
         return vf_lanes(l->low, code);
     }
     if (raw == KV_RAW_3 || raw == KV_RAW_4)
-        x = _mm_loadl_epi64((const __m128i *)(const void *)p);
+        code = _mm512_set1_epi64((int64_t)kv_load64(p)); /* from memory: no shuffle */
     else if (raw == KV_RAW_5)
-        x = _mm_maskz_loadu_epi8(0x3ff, p); /* 10 bytes; a value row has but 4 behind its codes */
+        code = _mm512_broadcast_i32x4(
+            _mm_maskz_loadu_epi8(0x3ff, p)); /* 10 bytes; but 4 lie behind a row's codes */
     else
-        x = _mm_loadu_si128((const __m128i *)(const void *)p);
-    code = _mm512_shuffle_epi8(_mm512_broadcast_i32x4(x), l->at);
-    code = _mm512_srlv_epi32(code, l->shift);
+        code = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)(const void *)p));
+    code = _mm512_srlv_epi32(_mm512_shuffle_epi8(code, l->at), l->shift);
     if (raw == KV_RAW_5)
         return _mm512_permutex2var_ps(l->low, code, l->high);
     if (raw == KV_RAW_6)
