@@ -59,9 +59,9 @@ static bool parse_turbo(struct esp_kv_scheme *s, const char *p)
         return false;
     s->k_bits = digit(p[2], esp_turbo_key_bits);
     s->v_bits = digit(p[4], esp_turbo_value_bits);
-    for (uint8_t t = 0; t < ESP_KV_TUNE_COUNT; t++)
+    for (int t = 0; t < ESP_KV_TUNE_COUNT; t++)
         if (strcmp(p + 5, TUNES[t]) == 0) {
-            s->tune = t;
+            s->tune = (uint8_t)t;
             return s->k_bits && s->v_bits;
         }
     return false;
@@ -321,7 +321,7 @@ static void decode_affine(const struct esp_kv_scheme *s, uint32_t bits, uint32_t
 
 uint32_t esp_kv_encode_key(const struct esp_kv_scheme *s, uint32_t d, const float *x, uint8_t *row)
 {
-    float y[ESP_KV_HEAD_MAX];
+    float y[ESP_KV_HEAD_MAX] = {0}; /* all of a last group is there, whatever d is */
     uint8_t *scales = row + d * s->k_bits / 8, *zeros = scales + d / ESP_KV_GROUP * 2;
     uint32_t n;
 
@@ -347,7 +347,7 @@ uint32_t esp_kv_encode_key(const struct esp_kv_scheme *s, uint32_t d, const floa
 
 uint32_t esp_kv_encode_value(const struct esp_kv_scheme *s, uint32_t d, const float *x, uint8_t *row)
 {
-    float y[ESP_KV_HEAD_MAX];
+    float y[ESP_KV_HEAD_MAX] = {0}; /* all of a last group is there, whatever d is */
     uint8_t *scales = row + d * s->v_bits / 8;
     uint32_t n;
 

@@ -58,6 +58,9 @@ struct esp_plan {
     size_t scratch_bytes;
     _Atomic uint32_t *counters;    /* [n_step][STEP_COUNTERS] */
     const struct esp_batch *batch; /* of the running step */
+    _Atomic uint32_t
+        *kv_repaired; /* numbers that coded keys and values could not hold, since the plan was made */
+    bool told;        /* of them, once */
 };
 
 static inline float *plan_value(const struct esp_plan *p, esp_val v)

@@ -293,18 +293,16 @@ void esp_cpu_op_attend(const struct thread *t, const struct esp_op *op)
     second_phase(t, op, &h);
 }
 
-/* One row of keys (which = 0) or values of one head at dst. */
-static void append_row(const struct esp_plan *p, const struct esp_layout_kv *a, const float *x,
-                       uint32_t which, uint8_t *dst)
+/* One row of keys (which = 0) or values of one head at dst; returns how many numbers had to be repaired. */
+static uint32_t append_row(const struct esp_plan *p, const struct esp_layout_kv *a, const float *x,
+                           uint32_t which, uint8_t *dst)
 {
     const uint32_t d = p->pools.layout.head_dim;
 
-    if (a->scheme.kind == ESP_KV_KIND_BF16)
-        p->dev->k.f32_to_bf16(x, (uint16_t *)(void *)dst, d);
-    else if (which)
-        esp_kv_encode_value(&a->scheme, d, x, dst);
-    else
-        esp_kv_encode_key(&a->scheme, d, x, dst);
+    if (a->scheme.kind != ESP_KV_KIND_BF16)
+        return which ? esp_kv_encode_value(&a->scheme, d, x, dst) : esp_kv_encode_key(&a->scheme, d, x, dst);
+    p->dev->k.f32_to_bf16(x, (uint16_t *)(void *)dst, d);
+    return 0;
 }
 
 /* Rows of keys and values into their pages; a task is one token. They are there, encoded, before any query of
@@ -316,6 +314,7 @@ void esp_cpu_op_kv_append(const struct thread *t, const struct esp_op *op)
     const struct esp_layout_kv *a = &l->layers[op->layer];
     const struct esp_batch *b = p->batch;
     const float *src[2] = {plan_value(p, op->a), plan_value(p, op->b)};
+    uint32_t repaired = 0;
 
     for (uint32_t i = 0; i < b->n_seq; i++) {
         const struct esp_batch_seq *s = &b->seqs[i];
@@ -326,10 +325,12 @@ void esp_cpu_op_kv_append(const struct thread *t, const struct esp_op *op)
             for (uint32_t h = 0; h < l->n_kv_head * 2; h++) {
                 const float *x = src[h & 1] + ((size_t)(s->tok0 + j) * l->n_kv_head + h / 2) * l->head_dim;
 
-                append_row(p, a, x, h & 1,
-                           plan_kv(p, s->pages[pos / ESP_SPAN], op->layer, h / 2, h & 1) +
-                               (size_t)(pos % ESP_SPAN) * (h & 1 ? a->v_row : a->k_row));
+                repaired += append_row(p, a, x, h & 1,
+                                       plan_kv(p, s->pages[pos / ESP_SPAN], op->layer, h / 2, h & 1) +
+                                           (size_t)(pos % ESP_SPAN) * (h & 1 ? a->v_row : a->k_row));
             }
         }
     }
+    if (repaired)
+        atomic_fetch_add_explicit(p->kv_repaired, repaired, memory_order_relaxed);
 }
