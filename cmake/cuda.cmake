@@ -1,7 +1,7 @@
 # The CUDA backend: espalier_cuda.so, loaded at run time (src/backend/cuda/open.c), so nothing else links or needs CUDA. nvcc
 # compiles the .cu files; the host side is C like everything else. The CUDA runtime is linked statically.
 set(ESPALIER_CUDA OFF CACHE STRING "CUDA backend: AUTO builds it when nvcc is there, ON requires it, OFF leaves it out")
-set(ESPALIER_CUDA_ARCHS "80;86;89;90a;120" CACHE STRING "Compute capabilities to build code for")
+set(ESPALIER_CUDA_ARCHS "90a" CACHE STRING "Compute capabilities to build code for; the preset cuda names all of a release")
 set_property(CACHE ESPALIER_CUDA PROPERTY STRINGS AUTO ON OFF)
 
 set(ESP_HAVE_CUDA FALSE)

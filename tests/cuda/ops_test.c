@@ -154,7 +154,7 @@ static void compare(const char *what, const struct small_shape *s, double tol)
 static void test_formats(void **state)
 {
     (void)state;
-    for (int f = 0; f < ESP_FORMAT_COUNT; f++)
+    for (int f = 0; f <= ESP_FORMAT_AFFINE8; f++)
         for (uint32_t group = 32; group <= 128; group *= 2) {
             struct small_shape s = BASE;
             char what[64];
@@ -165,6 +165,44 @@ static void test_formats(void **state)
             if (s.group || group == 32)
                 compare(what, &s, 1e-3);
         }
+}
+
+/* Trellis codes of all widths along both axes: decoded on the way (2, 3, 4 bits) or not, two terms and three.
+ */
+static void test_trellis(void **state)
+{
+    (void)state;
+    for (uint32_t k = 1; k <= 8; k++)
+        for (uint32_t axis = 0; axis < 2; axis++)
+            for (uint32_t two = k == 3 || k == 5 ? 0 : 1; two < 2; two++) {
+                struct small_shape s = BASE;
+                char what[64];
+
+                s.format = esp_trellis_format(k);
+                s.ffn = k == 3 ? 1024 : 512, s.two = two, s.along_outputs = !axis;
+                snprintf(what, sizeof what, "trellis%u axis %u, %u terms", k, axis, two ? 2 : 3);
+                compare(what, &s, 1e-3);
+            }
+}
+
+/* Formats side by side in products of one input; rows that are no power of two; a vocabulary along axis 0. */
+static void test_trellis_mixed(void **state)
+{
+    struct small_shape s = BASE;
+
+    (void)state;
+    s.format = ESP_FORMAT_TRELLIS3, s.other = ESP_FORMAT_AFFINE4, s.two = true, s.ffn = 512;
+    compare("trellis3 and affine4", &s, 1e-3);
+    s.along_outputs = true;
+    compare("trellis3 axis 0 and affine4", &s, 1e-3);
+    s.other = ESP_FORMAT_TRELLIS4;
+    compare("trellis3 and 4, axis 0", &s, 1e-3);
+    s.along_outputs = false;
+    compare("trellis3 and 4", &s, 1e-3);
+    s.other = ESP_FORMAT_BF16, s.hidden = 768, s.ffn = 400, s.vocab = 512, s.along_outputs = true;
+    compare("trellis3 and bf16, 400 inputs", &s, 1e-3);
+    s.act = ESP_ACT_BF16, s.two = false;
+    compare("trellis3, bf16 activations", &s, 2e-1);
 }
 
 static void test_shapes(void **state)
@@ -258,12 +296,30 @@ static void test_cuts(void **state)
     check_cuts("heads of 256, bf16 cache", &s);
 }
 
+static void test_trellis_cuts(void **state)
+{
+    struct small_shape s = BASE;
+    char what[64];
+
+    (void)state;
+    s.ffn = 512, s.kv = ESP_KV_BF16, s.two = true;
+    for (uint32_t k = 2; k <= 5; k++)
+        for (uint32_t axis = 0; axis < 2; axis++) {
+            s.format = esp_trellis_format(k), s.along_outputs = !axis;
+            snprintf(what, sizeof what, "trellis%u axis %u", k, axis);
+            check_cuts(what, &s);
+        }
+    s.format = ESP_FORMAT_TRELLIS3, s.along_outputs = true, s.other = ESP_FORMAT_AFFINE4;
+    check_cuts("trellis3 and affine4", &s);
+    s.two = false;
+    check_cuts("trellis3 and affine4, 3 terms", &s);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_formats),
-        cmocka_unit_test(test_shapes),
-        cmocka_unit_test(test_cuts),
+        cmocka_unit_test(test_formats), cmocka_unit_test(test_trellis), cmocka_unit_test(test_trellis_mixed),
+        cmocka_unit_test(test_shapes),  cmocka_unit_test(test_cuts),    cmocka_unit_test(test_trellis_cuts),
     };
 
     setvbuf(stdout, NULL, _IOLBF, 0);
