@@ -23,13 +23,13 @@ rows = json.load(open(sys.argv[1]))
 for r in rows:
     r["kl"] = r["ctx"]["1024"]["kl"]
 shown = [r for r in rows if family(r["name"])]
-x1 = max(r["bytes"] for r in shown) * 1.08
+x0, x1 = 300, max(r["bytes"] for r in shown) * 1.1
 y0 = math.floor(min(math.log10(r["kl"]) for r in shown))
 y1 = math.ceil(max(math.log10(r["kl"]) for r in shown) * 2) / 2
 
 
 def px(v):
-    return L + v / x1 * (W - L - R)
+    return L + (v - x0) / (x1 - x0) * (W - L - R)
 
 
 def py(v):
@@ -42,7 +42,7 @@ for e in range(y0, math.ceil(y1) + 1):
     if e <= y1:
         out.append(f'<line x1="{L}" x2="{W - R}" y1="{py(10.0 ** e):.1f}" y2="{py(10.0 ** e):.1f}" stroke="#ddd"/>'
                    f'<text x="{L - 6}" y="{py(10.0 ** e) + 4:.1f}" text-anchor="end">{10.0 ** e:g}</text>')
-for k in range(0, int(x1) + 1, 200):
+for k in range(400, int(x1) + 1, 200):
     out.append(f'<line x1="{px(k):.1f}" x2="{px(k):.1f}" y1="{T}" y2="{H - B}" stroke="#eee"/>'
                f'<text x="{px(k):.1f}" y="{H - B + 18}" text-anchor="middle">{k}</text>')
 out.append(f'<text x="{(L + W - R) / 2}" y="{H - 10}" text-anchor="middle">bytes of a token (bf16: 2048)</text>'
@@ -50,10 +50,13 @@ out.append(f'<text x="{(L + W - R) / 2}" y="{H - 10}" text-anchor="middle">bytes
 for i, (name, color) in enumerate(COLORS.items()):
     points = [r for r in shown if family(r["name"]) == name]
     for r in points:
-        out.append(f'<circle cx="{px(r["bytes"]):.1f}" cy="{py(r["kl"]):.1f}" r="4" fill="{color}"/>')
+        ring = f'fill="none" stroke="{color}" stroke-width="1.5"' if ":" in name else f'fill="{color}"'
+        out.append(f'<circle cx="{px(r["bytes"]):.1f}" cy="{py(r["kl"]):.1f}" r="{6 if name.endswith("own") else 4}" {ring}/>')
         if name in ("affine", "turbo"):
             label = r["name"].replace("turbo:", "")
-            out.append(f'<text x="{px(r["bytes"]) + 6:.1f}" y="{py(r["kl"]) - 5:.1f}" fill="{color}">{label}</text>')
+            side = f'x="{px(r["bytes"]) - 5:.1f}" y="{py(r["kl"]) + 15:.1f}" text-anchor="end"' if name == "affine" else \
+                f'x="{px(r["bytes"]) + 6:.1f}" y="{py(r["kl"]) - 5:.1f}"'
+            out.append(f'<text {side} fill="{color}">{label}</text>')
     out.append(f'<circle cx="{W - R + 20}" cy="{T + 14 + 20 * i}" r="4" fill="{color}"/>'
                f'<text x="{W - R + 30}" y="{T + 18 + 20 * i}">{name}</text>')
 out.append("</svg>")
