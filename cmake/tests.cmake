@@ -57,6 +57,9 @@ foreach(source IN LISTS FUZZ_SOURCES)
     endif()
 endforeach()
 
+add_executable(bench_kv EXCLUDE_FROM_ALL bench/kv_bench.c)
+target_link_libraries(bench_kv PRIVATE espalier_static espalier_objects_usage)
+
 # Figures for doc/structured-output.md: what a mask costs. Not a test.
 add_executable(grammar_bench bench/grammar_bench.c)
 target_link_libraries(grammar_bench PRIVATE espalier_static espalier_objects_usage)

@@ -163,7 +163,13 @@ typedef struct esp_engine_opts {
     uint64_t kv_tokens; /* positions in the page pool, over all sequences, in pages of 256; 0: context */
     uint32_t chunk;     /* most prompt tokens in one step; 0: 512 */
     const char *act;    /* "auto", "f32", "bf16", "int8x2", "int8": activations in products; NULL: auto */
-    const char *kv;     /* "bf16", "f32": cached keys and values; NULL: bf16 */
+    /*
+     * Cached keys and values: "bf16", "f32"; "q8", "q6", "q4" (with ":g32" or ":g128" in other groups than
+     * 64); "turbo", "turbo:kKvV" with K 8, 5, 4 or 2 and V 8, 5, 4, 3 or 2 bits; the path of a
+     * kv_config.json. NULL: bf16. ESP_EUNSUPPORTED when the model's heads do not fit, or the device has only
+     * bf16 and f32.
+     */
+    const char *kv;
     uint32_t snapshots; /* recurrent-state snapshots kept for rewind, over all sequences; 0: 2 * max_seqs */
     uint64_t
         memory_budget; /* bytes; refuse (ESP_ENOFIT, both numbers) when the plan needs more; 0: no limit */

@@ -102,6 +102,8 @@ ESP_API esp_status esp_quantize(const char *source, const char *output, const es
 typedef struct esp_compare_opts {
     uint32_t window;  /* tokens of one run from an empty state */
     uint32_t threads; /* 0: one per core */
+    const char
+        *kv; /* cached keys and values of the others, as in esp_engine_opts; NULL: f32, as the base has */
     esp_quantize_progress_fn progress;
     void *progress_user;
 } esp_compare_opts;

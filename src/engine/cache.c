@@ -15,6 +15,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 
+#include "engine/kv.h"
 #include "engine/spec.h"
 
 enum {
@@ -67,10 +68,12 @@ void esp_cache_identify(const struct esp_engine *g, struct esp_cache_identity *o
 {
     const struct esp_net *net = g->model->net;
     const esp_engine_opts *o = &g->opts;
+    char kv[ESP_KV_NAME];
 
+    esp_kv_describe(&g->pools->mem.layout, kv);
     snprintf(out->about, sizeof out->about, "%s, weights %016" PRIx64 ", kv %s, act %s, %s%s, espalier %s",
-             esp_arch_name(net->config.arch), fingerprint(net), o->kv ? o->kv : "bf16",
-             o->act ? o->act : "auto", g->dev->name, o->spec == ESP_SPEC_MTP ? ", mtp" : "", esp_version());
+             esp_arch_name(net->config.arch), fingerprint(net), kv, o->act ? o->act : "auto", g->dev->name,
+             o->spec == ESP_SPEC_MTP ? ", mtp" : "", esp_version());
     out->ns = esp_hash(out->about, strlen(out->about), 0);
 }
 

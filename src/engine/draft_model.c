@@ -69,10 +69,11 @@ static esp_status shape_of(const struct esp_model *m, const esp_engine_opts *o, 
     enum esp_kv kv;
     uint32_t cap;
 
-    ESP_TRY(esp_engine_shape(m, o, out, err)); /* kv, act and pages as the engine has them ... */
+    ESP_TRY(esp_engine_shape(m, o, out, err)); /* plain kv, act and pages as the engine has them ... */
     kv = out->layout.kv;
     out->layout = o->draft_model->net->layout; /* ... in the small model's layout */
-    out->layout.kv = kv;
+    out->layout.kv =
+        kv == ESP_KV_CODED ? ESP_KV_BF16 : kv; /* codes are for the large cache; a draft only guesses */
     ESP_TRY(esp_layout_finish(&out->layout, err));
     out->pools.n_page = out->layout.n_attn ? (uint32_t)(o->kv_tokens / ESP_SPAN) : 0;
     out->pools.n_slot = out->layout.n_delta ? o->max_seqs + o->rows : 0;

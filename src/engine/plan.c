@@ -10,6 +10,7 @@
 
 #include "base/limits.h"
 
+#include "engine/kv.h"
 #include "engine/spec.h"
 
 enum {
@@ -39,17 +40,6 @@ static esp_status parse_act(const char *name, struct esp_plan_opts *p, esp_error
             return ESP_OK;
         }
     return esp_fail(err, ESP_EINVAL, "act \"%s\"; accepted: auto, f32, bf16, int8x2, int8", name);
-}
-
-static esp_status parse_kv(const char *name, enum esp_kv *kv, esp_error *err)
-{
-    *kv = ESP_KV_BF16;
-    if (!name || strcmp(name, "bf16") == 0)
-        return ESP_OK;
-    *kv = ESP_KV_F32;
-    if (strcmp(name, "f32") == 0)
-        return ESP_OK;
-    return esp_fail(err, ESP_EINVAL, "kv \"%s\"; accepted: bf16, f32", name);
 }
 
 static esp_status resolve_scheduling(esp_engine_opts *o, esp_error *err)
@@ -123,6 +113,26 @@ esp_status esp_engine_device(struct esp_dev **out, const struct esp_model *m, co
     return cuda ? esp_cuda_open(out, index, err) : esp_cpu_open(out, m->level, m->n_thread, err);
 }
 
+/* What a device cannot do is refused before it is opened. */
+static esp_status check_device(const struct esp_model *m, const esp_engine_opts *o, esp_error *err)
+{
+    struct esp_layout l = m->net->layout;
+    char name[ESP_KV_NAME];
+    uint32_t index;
+    bool cuda;
+
+    ESP_TRY(parse_device(o->device, &cuda, &index, err));
+    if (!cuda)
+        return ESP_OK;
+    ESP_TRY(esp_kv_choose(&l, &m->net->config, o->kv, err));
+    if (l.kv != ESP_KV_CODED)
+        return ESP_OK;
+    esp_kv_describe(&l, name);
+    return esp_fail(err, ESP_EUNSUPPORTED,
+                    "device %s keeps keys and values as bf16 or f32; kv %s is for device cpu", o->device,
+                    name);
+}
+
 esp_status esp_engine_resolve(const struct esp_model *m, const esp_engine_opts *in, esp_engine_opts *out,
                               esp_error *err)
 {
@@ -162,6 +172,7 @@ esp_status esp_engine_resolve(const struct esp_model *m, const esp_engine_opts *
     ESP_TRY(resolve_scheduling(&o, err));
     ESP_TRY(resolve_cache(&o, err));
     ESP_TRY(esp_spec_resolve(m, &o, err));
+    ESP_TRY(check_device(m, &o, err));
     *out = o;
     return ESP_OK;
 }
@@ -171,7 +182,7 @@ esp_status esp_engine_shape(const struct esp_model *m, const esp_engine_opts *o,
 {
     memset(out, 0, sizeof *out);
     out->layout = m->net->layout;
-    ESP_TRY(parse_kv(o->kv, &out->layout.kv, err));
+    ESP_TRY(esp_kv_choose(&out->layout, &m->net->config, o->kv, err));
     /* With a ledger, sequences without a row lend their slots. */
     if (out->layout.n_delta)
         out->pools.n_slot =

@@ -87,6 +87,29 @@ static esp_status compute(struct fit *f, const struct esp_options *o, esp_error 
     return largest(f, MOST_ROWS, f->ctx, 0, &f->max_rows, err);
 }
 
+/* Smaller keys and values, each with what it gains; schemes that do not suit the model's heads are left out.
+ */
+static void suggest_kv(const struct fit *f, json_t *list)
+{
+    static const char *const kv[][2] = {{"bf16", "rounded keys and values"},
+                                        {"q8", "keys and values of 8 bits: differences hard to find"},
+                                        {"turbo:k8v4", "keys of 8 bits, values of 4: small differences"},
+                                        {"turbo", "keys of 8 bits, values of 3: see doc/quality.md"}};
+
+    for (size_t i = 0; i < sizeof kv / sizeof kv[0]; i++) {
+        esp_engine_opts o = f->session.engine_opts;
+        esp_memory_plan p;
+        char change[32];
+
+        o.kv = kv[i][0];
+        if (esp_engine_plan(f->session.model, &o, &p, NULL) != ESP_OK || p.kv_pool >= f->plan.kv_pool)
+            continue;
+        snprintf(change, sizeof change, "--kv %s", kv[i][0]);
+        json_array_append_new(list, json_pack("{s:s,s:I,s:s}", "change", change, "gain_bytes",
+                                              (json_int_t)(f->plan.total - p.total), "cost", kv[i][1]));
+    }
+}
+
 /* Changes of flags that would lower the plan, with what they gain: a JSON array. */
 static json_t *suggestions(const struct fit *f)
 {
@@ -105,10 +128,7 @@ static json_t *suggestions(const struct fit *f)
                                               (json_int_t)(f->plan.total - bytes), "cost",
                                               "shorter conversations"));
     }
-    if (f->session.opt->v[OPT_KV].i == 1)
-        json_array_append_new(list, json_pack("{s:s,s:I,s:s}", "change", "--kv bf16", "gain_bytes",
-                                              (json_int_t)(f->plan.kv_pool / 2), "cost",
-                                              "rounded keys and values"));
+    suggest_kv(f, list);
     return list;
 }
 

@@ -113,6 +113,32 @@ static void check_model(const char *folder, const char *kv, const char *act)
     esp_model_close(m);
 }
 
+/* Coded keys and values: the same promises, on fewer schedules. */
+static void check_scheme(const char *folder, const char *kv)
+{
+    esp_model *m = open_model(folder, 1);
+
+    make_requests(m);
+    solo(m, kv, NULL);
+    together(m, 6, kv, NULL);
+    esp_model_close(m);
+    m = open_model(folder, 3);
+    together(m, 64, kv, NULL);
+    esp_model_close(m);
+}
+
+static void test_schemes(void **state)
+{
+    static const char config[] = "[{\"layer_idx\": 7, \"scheme\": \"turbo:k8v4:own\"}]"; /* layer 3: bf16 */
+
+    (void)state;
+    check_scheme("models/tiny-text", "q8");
+    check_scheme("models/tiny-text", "q4:g32");
+    check_scheme("models/tiny-text", "turbo:k2v2");
+    check_scheme("models/demo", "turbo");
+    check_scheme("models/demo", test_write(test_tmpdir(), "kv_config.json", config, sizeof config - 1));
+}
+
 static void test_batches(void **state)
 {
     (void)state;
@@ -146,17 +172,16 @@ static size_t generate(esp_engine *g, esp_seq *s, size_t max_new, esp_token *out
 
 /* Rewind to anywhere, with and without snapshots, and a conversation re-prefilled after an edit, equal a
  * fresh run. */
-static void test_rewind_and_fork(void **state)
+static void check_rewind_and_fork(const char *kv)
 {
     esp_model *m = open_model("models/demo", 2);
-    esp_engine_opts o = {.context = 512, .max_seqs = 3, .kv_tokens = 2048};
+    esp_engine_opts o = {.context = 512, .max_seqs = 3, .kv_tokens = 2048, .kv = kv};
     esp_seq_opts so = {.sampling = {.ignore_end = true}};
     esp_token prompt[150], first[40], again[40];
     esp_seq *s, *fresh, *fork;
     esp_engine *g;
     esp_error err;
 
-    (void)state;
     for (int i = 0; i < 150; i++)
         prompt[i] = (esp_token)(37 * i % 4000);
     test_ok(esp_engine_open(&g, m, &o, &err), &err);
@@ -205,9 +230,16 @@ static void test_rewind_and_fork(void **state)
     esp_model_close(m);
 }
 
+static void test_rewind_and_fork(void **state)
+{
+    (void)state;
+    check_rewind_and_fork(NULL);
+    check_rewind_and_fork("turbo:k8v4");
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_batches),
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_batches), cmocka_unit_test(test_schemes),
                                        cmocka_unit_test(test_rewind_and_fork)};
 
     return cmocka_run_group_tests(tests, NULL, NULL);

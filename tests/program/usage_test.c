@@ -70,7 +70,7 @@ static void test_flags(void **state)
     refused(RUN(NULL, P, "run", "m", "--no-seed"), 2, "can be switched off");
     refused(RUN(NULL, P, "run", "m", "--json=maybe"), 2, "is not on or off");
     refused(RUN(NULL, P, "run", "m", "--kv", "bf61"), 2, "did you mean 'bf16'?");
-    refused(RUN(NULL, P, "run", "m", "--kv", "q8"), 2, "accepted: bf16|f32");
+    refused(RUN(NULL, P, "run", "m", "--kv", "turbo:k3v3"), 2, "bf16|f32|q8|q6|q4|turbo");
     refused(RUN(NULL, P, "generate"), 2, "usage: espalier generate MODEL");
     refused(RUN(NULL, P, "devices", "x"), 2, "one argument too many");
     refused(RUN(NULL, P, "bench"), 2, "which model?");
@@ -193,14 +193,14 @@ static void test_environment(void **state)
 
 static void test_json_errors(void **state)
 {
-    struct run r = RUN(NULL, P, "run", "models/demo", "x", "--json", "--kv", "q8");
+    struct run r = RUN(NULL, P, "run", "models/demo", "x", "--json", "--kv", "q3");
     json_t *j = run_json(&r, 0), *e = json_object_get(j, "error");
 
     (void)state;
     run_code(&r, 2);
     assert_string_equal(json_string_value(json_object_get(j, "schema")), "espalier.run.v1");
     assert_string_equal(json_string_value(json_object_get(e, "code")), "usage");
-    assert_non_null(strstr(json_string_value(json_object_get(e, "message")), "q8"));
+    assert_non_null(strstr(json_string_value(json_object_get(e, "message")), "q3"));
     json_decref(j);
     run_free(&r);
     r = RUN(NULL, P, "fit", "no/such/model", "--json");
@@ -300,7 +300,7 @@ static void test_bash_completes(void **state)
         skip();
     r = RUN(NULL, "/usr/bin/bash", "-c", ask, P);
     run_code(&r, 0);
-    assert_string_equal(r.out, "bf16 f32\nrun\n--stride\n");
+    assert_string_equal(r.out, "bf16 f32 q8 q6 q4 turbo\nrun\n--stride\n");
     run_free(&r);
 }
 
