@@ -56,3 +56,12 @@ foreach(source IN LISTS FUZZ_SOURCES)
         target_link_libraries(fuzz_${short} PRIVATE espalier_serve espalier_static espalier_objects_usage -fsanitize=fuzzer)
     endif()
 endforeach()
+
+# Figures for doc/structured-output.md: what a mask costs. Not a test.
+add_executable(grammar_bench bench/grammar_bench.c)
+target_link_libraries(grammar_bench PRIVATE espalier_static espalier_objects_usage)
+
+# The web page in a browser; ends with 77 where Chromium and Selenium are not installed.
+add_test(NAME serve.page COMMAND /usr/bin/python3 -B tests/serve/page_test.py $<TARGET_FILE:espalier> models/demo
+         WORKING_DIRECTORY ${CMAKE_CURRENT_SOURCE_DIR})
+set_tests_properties(serve.page PROPERTIES SKIP_RETURN_CODE 77 TIMEOUT 300)

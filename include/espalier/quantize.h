@@ -38,15 +38,17 @@ typedef struct esp_quantize_opts {
     uint32_t calib_tokens;   /* at most; 0: 65536 */
     const char *const *keep; /* "PATTERN=dtype": modules to leave as bf16, f16 or f32; * and ? match */
     size_t n_keep;
-    esp_fold_mode fold; /* rotate the residual stream and fold norm gains */
-    bool act_order;     /* gptq: inputs by activity, static groups */
-    const char *scale;  /* trellis row scales: "fixed", "rms", "tensor", "row"; NULL: "row" */
-    bool no_feedback;   /* trellis: plain search, no error feedback */
-    bool resume;        /* go on with the work folder OUTPUT.work of an interrupted run of the same options */
-    bool no_eval;       /* skip perplexity and KL at the end */
-    uint64_t seed;      /* of the basis; 0: 1 */
-    uint32_t threads;   /* 0: one per core */
-    uint64_t memory;    /* bytes for input statistics at once; 0: 2 GiB */
+    esp_fold_mode fold;      /* rotate the residual stream and fold norm gains */
+    bool act_order;          /* gptq: inputs by activity, static groups */
+    const char *scale;       /* trellis row scales: "fixed", "rms", "tensor", "row"; NULL: "row" */
+    bool no_feedback;        /* trellis: plain search, no error feedback */
+    uint32_t feedback_group; /* trellis: inputs that share feedback, a power of two up to 256. 0: 1 for codes
+                                along outputs, 32 along inputs, where the least is 16 and 256 a whole block */
+    bool resume;      /* go on with the work folder OUTPUT.work of an interrupted run of the same options */
+    bool no_eval;     /* skip perplexity and KL at the end */
+    uint64_t seed;    /* of the basis; 0: 1 */
+    uint32_t threads; /* 0: one per core */
+    uint64_t memory;  /* bytes for input statistics at once; 0: 2 GiB */
     esp_quantize_progress_fn progress;
     void *progress_user;
 } esp_quantize_opts;

@@ -10,6 +10,8 @@
 
 #include "base/limits.h"
 
+#include "engine/spec.h"
+
 enum {
     DEFAULT_CONTEXT = 32768,
     DEFAULT_SEQS = 4,
@@ -142,6 +144,9 @@ esp_status esp_engine_resolve(const struct esp_model *m, const esp_engine_opts *
         o.chunk = DEFAULT_CHUNK;
     if (o.max_rank > MAX_RANK)
         return esp_fail(err, ESP_EINVAL, "max_rank %u; 0 to %d are possible", o.max_rank, MAX_RANK);
+    if (o.adapter_bytes > ESP_LIMIT_ADAPTER_BYTES)
+        return esp_fail(err, ESP_EINVAL, "adapter_bytes %llu; at most %llu are possible",
+                        (unsigned long long)o.adapter_bytes, (unsigned long long)ESP_LIMIT_ADAPTER_BYTES);
     if (o.chunk > MAX_CHUNK)
         return esp_fail(err, ESP_EINVAL, "chunk %u; 1 to %d are possible", o.chunk, MAX_CHUNK);
     if (o.chunk < o.max_seqs)
@@ -156,6 +161,7 @@ esp_status esp_engine_resolve(const struct esp_model *m, const esp_engine_opts *
         o.snapshots = 2 * o.max_seqs;
     ESP_TRY(resolve_scheduling(&o, err));
     ESP_TRY(resolve_cache(&o, err));
+    ESP_TRY(esp_spec_resolve(m, &o, err));
     *out = o;
     return ESP_OK;
 }
@@ -166,12 +172,13 @@ esp_status esp_engine_shape(const struct esp_model *m, const esp_engine_opts *o,
     memset(out, 0, sizeof *out);
     out->layout = m->net->layout;
     ESP_TRY(parse_kv(o->kv, &out->layout.kv, err));
-    ESP_TRY(esp_layout_finish(&out->layout, err));
-    out->pools.n_page = out->layout.n_attn ? (uint32_t)(o->kv_tokens / ESP_SPAN) : 0;
     /* With a ledger, sequences without a row lend their slots. */
     if (out->layout.n_delta)
         out->pools.n_slot =
             (o->admission == ESP_ADMISSION_OPEN ? o->max_seqs : o->rows) + o->snapshots + o->checkpoints;
+    esp_spec_shape(m, o, out);
+    ESP_TRY(esp_layout_finish(&out->layout, err));
+    out->pools.n_page = out->layout.n_attn ? (uint32_t)(o->kv_tokens / ESP_SPAN) : 0;
     ESP_TRY(parse_act(o->act, &out->plan, err));
     out->plan.max_tok = o->chunk;
     out->plan.max_rank = o->max_rank;
@@ -185,7 +192,7 @@ esp_status esp_engine_shape(const struct esp_model *m, const esp_engine_opts *o,
 static uint64_t fixed_bytes(const struct esp_model *m, const esp_engine_opts *o)
 {
     uint64_t n_vocab = m->net->tape.n_vocab;
-    uint64_t b = PROGRAM_BYTES + m->net->vector_bytes + n_vocab / 8;
+    uint64_t b = PROGRAM_BYTES + m->net->vector_bytes + n_vocab / 4; /* two masks of ids */
 
     b += m->tok ? esp_tokenizer_bytes(m->tok) : 0;
     b += esp_sample_work_bytes((uint32_t)n_vocab);
@@ -213,8 +220,10 @@ static esp_status fill_plan(const struct esp_model *m, const esp_engine_opts *o,
         .state_pool = (uint64_t)shape.pools.n_slot * l->slot_bytes,
         .scratch = scratch + (uint64_t)o->rows * m->net->tape.n_vocab * sizeof(float),
         .fixed = fixed_bytes(m, o),
+        .adapters = o->adapter_bytes,
     };
-    p->total = p->weights + p->kv_pool + p->state_pool + p->scratch + p->fixed;
+    ESP_TRY(esp_spec_bytes(m, o, &shape, dev, &p->speculation, err));
+    p->total = p->weights + p->kv_pool + p->state_pool + p->scratch + p->speculation + p->fixed + p->adapters;
     return ESP_OK;
 }
 

@@ -13,7 +13,7 @@
 #ifndef ESP_ENGINE_SERVICE_H
 #define ESP_ENGINE_SERVICE_H
 
-#include "espalier/espalier.h"
+#include "engine/constraint.h"
 
 struct esp_service;
 
@@ -36,7 +36,10 @@ struct esp_service_request {
     size_t max_new;
     uint32_t n_choice; /* 1 to 16; 0: 1. They share the prompt, and each counts as a row */
     esp_seq_opts opts; /* bias copied; choice is set by the service */
-    void *user;        /* comes back with every event */
+    /* Of every choice's answer; copied, NULL: none. With ESP_OK what it points to belongs to the service,
+     * which closes it on its own thread or at its end. Several choices need clone(). */
+    const struct esp_constraint *constraint;
+    void *user; /* comes back with every event */
 };
 enum { ESP_SERVICE_MAX_CHOICES = 16 };
 

@@ -199,6 +199,7 @@ struct esp_weight esp_weight_rows(const struct esp_weight *w, uint32_t row0, uin
         return w->axis ? esp_trellis_stored_rows(w, row0, n) : esp_trellis_columns(w, row0, n);
     ESP_ASSERT(row0 <= w->n_out && n <= w->n_out - row0);
     v.n_out = n;
+    v.packed = NULL;
     v.codes += row0 * w->row_bytes;
     if (w->scales) {
         v.scales += row0 * w->scale_row_bytes;
@@ -216,6 +217,7 @@ struct esp_weight esp_weight_cols(const struct esp_weight *w, uint32_t col0, uin
     ESP_ASSERT(col0 % esp_weight_in_unit(w) == 0 && n % esp_weight_in_unit(w) == 0);
     ESP_ASSERT(col0 <= w->n_in && n <= w->n_in - col0);
     v.n_in = n;
+    v.packed = NULL;
     v.codes += (size_t)col0 * esp_format_get(w->format)->bits / 8;
     if (w->scales) {
         v.scales += col0 / w->group * esp_scale_bytes(w->scale_type);

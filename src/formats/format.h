@@ -57,6 +57,7 @@ struct esp_weight {
     const uint8_t *codes;   /* rows row_bytes apart */
     const uint8_t *scales;  /* affine: [n_out][n_in / group] of scale_type; trellis: one f16 a stored row */
     const uint8_t *biases;  /* affine: as scales. Else NULL */
+    const uint8_t *packed;  /* a kernel table's own copy of all planes (kernels.h, pack), or NULL */
     size_t row_bytes;       /* from one row of codes to the next; their own length unless w is a view */
     size_t scale_row_bytes; /* from one row of scales to the next, and of biases */
     size_t pair_bytes;      /* trellis: from one pair of blocks (512 columns) of a row to the next. Else 0 */

@@ -38,7 +38,8 @@ esp_status esp_layout_finish(struct esp_layout *l, esp_error *err)
     l->conv_off = l->g_off + pad64(sizeof(float) * l->vh * ESP_CHUNK);
     l->conv_row = sizeof(float) * l->conv_dim;
     l->slot_layer = l->conv_off + pad64(l->conv_row * (ESP_CONV_TAPS - 1));
-    l->slot_bytes = l->slot_layer * l->n_delta;
+    l->tail_off = l->slot_layer * l->n_delta;
+    l->slot_bytes = l->tail_off + (l->n_delta ? pad64(l->tail_bytes) : 0);
     return ESP_OK;
 }
 

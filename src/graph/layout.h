@@ -9,6 +9,7 @@
  *     u     [vh][ESP_CHUNK][dv] deltas of the open rows
  *     g     [vh][ESP_CHUNK]     log decays of the open rows
  *     conv  [3][conv_dim]       last pre-convolution rows, oldest first
+ * and behind the last layer tail_bytes that no kernel looks at; they travel with the slot.
  *
  * SPDX-License-Identifier: MIT
  */
@@ -26,6 +27,7 @@ struct esp_layout {
     uint32_t n_kv_head, head_dim;
     enum esp_kv kv;
     uint32_t kh, vh, dk, dv, conv_dim;
+    size_t tail_bytes; /* behind a slot's layers, for whoever owns the sequence: a draft layer's hidden row */
 
     /* Derived by esp_layout_finish(); bytes. */
     size_t kv_row;     /* one position of K or V of one head */
@@ -34,6 +36,7 @@ struct esp_layout {
     size_t page_bytes;
     size_t s_off, k_off, u_off, g_off, conv_off; /* inside one layer of a slot */
     size_t slot_layer;
+    size_t tail_off;
     size_t slot_bytes;
     size_t conv_row; /* one pre-convolution row */
 };

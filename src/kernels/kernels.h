@@ -46,6 +46,12 @@ const char *esp_act_name(enum esp_act act);
  * product  for r < n_row and o in [o0, o1): y[r * ldy + o]. act: rows as prepared, contiguous. o0 is a
  * multiple of esp_weight_out_align(w), and so is o1 unless it is n_out.
  *
+ * pack     NULL where the product reads weights best as they are stored. Else it writes outputs [o0, o1) of
+ * w, in the order that the product reads fastest, to their place in a block of pack_bytes(w); o0 is a
+ *          multiple of ESP_PACK_OUTS, and so is o1 unless it is n_out. A weight whose `packed` points at such
+ *          a block gives the same bits as without, and its codes, scales and biases are not read; o0 and o1
+ *          of product() then are multiples of ESP_PACK_OUTS too. The same pack, the same block.
+ *
  * NaN or infinity in a row of x makes all outputs of that row non-finite, whatever act is.
  *
  * Values, affine: INT8 terms: s = max|x| / 127 in each group of w->group inputs (0 gives all-zero codes), q =
@@ -69,7 +75,11 @@ struct esp_linear {
     void (*prepare)(const struct esp_weight *w, const float *x, size_t ldx, uint32_t n_row, void *out);
     void (*product)(const struct esp_weight *w, const void *act, uint32_t n_row, uint32_t o0, uint32_t o1,
                     float *y, size_t ldy);
+    size_t (*pack_bytes)(const struct esp_weight *w);
+    void (*pack)(const struct esp_weight *w, uint32_t o0, uint32_t o1, void *packed);
 };
+
+enum { ESP_PACK_OUTS = 32 }; /* outputs that a pack() writes together */
 
 enum { ESP_SPAN = 256 };     /* positions of one attention span and of one KV page */
 enum { ESP_CHUNK = 64 };     /* rows of one delta-rule chunk; borders at absolute multiples */

@@ -133,12 +133,13 @@ static json_t *document(const struct fit *f, bool fits)
                                   (json_int_t)p->weights));
     json_object_set_new(
         doc, "terms",
-        json_pack("{s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:I}", "weights", (json_int_t)p->weights, "kv_per_token",
-                  (json_int_t)p->kv_per_token, "state_per_row", (json_int_t)p->state_per_seq,
+        json_pack("{s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:I}", "weights", (json_int_t)p->weights,
+                  "kv_per_token", (json_int_t)p->kv_per_token, "state_per_row", (json_int_t)p->state_per_seq,
                   "chunk_rows_per_row", (json_int_t)p->chunk_rows_per_seq, "kv", (json_int_t)p->kv_pool,
                   "states", (json_int_t)p->state_pool, "checkpoints",
                   (json_int_t)(p->state_pool > f->rows * state_row ? p->state_pool - f->rows * state_row : 0),
-                  "transient", (json_int_t)p->scratch, "fixed", (json_int_t)p->fixed));
+                  "transient", (json_int_t)p->scratch, "speculation", (json_int_t)p->speculation, "fixed",
+                  (json_int_t)p->fixed, "adapters", (json_int_t)p->adapters));
     json_object_set_new(doc, "at",
                         json_pack("{s:i,s:i,s:I,s:I,s:I}", "ctx", f->ctx, "rows", f->rows, "total_bytes",
                                   (json_int_t)p->total, "budget_bytes", (json_int_t)f->budget,
@@ -179,7 +180,11 @@ static void table(const struct fit *f, bool fits)
              (unsigned long long)p->chunk_rows_per_seq);
     row("recurrent states", p->state_pool, note);
     row("scratch", p->scratch, "");
+    if (p->speculation)
+        row("speculation", p->speculation, f->session.opt->v[OPT_SPEC].s);
     row("fixed", p->fixed, "");
+    if (f->session.adapters.n)
+        row("adapters", p->adapters, "");
     row("total", p->total, "");
     row(f->session.opt->v[OPT_MEMORY_BUDGET].given ? "budget" : "available memory", f->budget, "");
     esp_out_printf("  %-22s %12s\n", "headroom", esp_format_bytes(text, sizeof text, headroom));

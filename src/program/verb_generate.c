@@ -178,6 +178,7 @@ static esp_status open_rows(struct job *j, const esp_sampling *sampling, esp_err
                        .logprobs = j->logprobs,
                        .top_logprobs = j->logprobs ? (uint32_t)j->opt->v[OPT_LOGPROBS].i : 0};
 
+    esp_adapters_use(&j->session.adapters, &so);
     ESP_TRY(esp_seq_open(&j->rows[0].seq, j->session.engine, &so, err));
     ESP_TRY(prefill(j, j->rows[0].seq, err));
     for (size_t i = 0; i < j->n; i++) {
@@ -384,8 +385,8 @@ static esp_status generate(struct job *j, esp_error *err)
                         "the prompt has %zu tokens; the context of %u has no room for an answer", j->n_prompt,
                         s->engine_opts.context);
     room = s->engine_opts.context - j->n_prompt;
-    j->max_tokens = (size_t)j->opt->v[OPT_MAX_TOKENS].i;
-    if (j->max_tokens == 0 || j->max_tokens > room)
+    j->max_tokens = esp_session_max_tokens(j->opt);
+    if (j->max_tokens > room)
         j->max_tokens = room;
     s->engine_opts.kv_tokens = positions(j);
     ESP_TRY(esp_session_engine(s, err));

@@ -128,6 +128,7 @@ static esp_status take_network(struct serving *s, esp_error *err)
     o->api_key_file = v[OPT_API_KEY_FILE].s;
     o->strict_model = v[OPT_MODEL_CHECK].i == 1;
     o->no_metrics = !v[OPT_METRICS].on;
+    o->no_page = !v[OPT_UI].on;
     o->metrics_public = v[OPT_METRICS_PUBLIC].on;
     o->log_json = v[OPT_LOG_FORMAT].i == 1;
     return ESP_OK;

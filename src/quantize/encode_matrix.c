@@ -23,7 +23,7 @@
 #include "quantize/encode_scale.h"
 #include "quantize/ldlq_blas.h"
 
-enum { BLOCK = ESP_TRELLIS_BLOCK, UNIT_ROWS = 64, INSIDE_MIN = 16 };
+enum { BLOCK = ESP_TRELLIS_BLOCK, UNIT_ROWS = 64 };
 #define GUARD 4 /* targets that feedback drives this far beyond the largest weight mean that it diverges */
 
 struct unit_sums {
@@ -378,7 +378,7 @@ static esp_status check_factor(const struct esp_ldlq *f, uint32_t n_in, uint32_t
     if (f->n != n_in)
         return esp_fail(err, ESP_EINVAL, "factor of %" PRIu32 " inputs for weights with %" PRIu32, f->n,
                         n_in);
-    if (axis == 1 && f->group < INSIDE_MIN)
+    if (axis == 1 && f->group < ESP_TRELLIS_GROUP_AXIS1_MIN)
         return esp_fail(err, ESP_EINVAL,
                         "axis 1 with feedback in groups of %" PRIu32 ": 16 to 256 are possible", f->group);
     return ESP_OK;

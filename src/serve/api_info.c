@@ -8,6 +8,7 @@
 #include <time.h>
 
 #include "serve/job.h"
+#include "serve/page.h"
 #include "serve/route.h"
 
 void esp_get_health(struct esp_call *c)
@@ -31,6 +32,13 @@ void esp_get_root(struct esp_call *c)
 {
     static const char text[] = "espalier: GET /v1 lists the routes\n";
 
+    if (!c->s->o.no_page) {
+        esp_http_header(c->r, "Content-Security-Policy", esp_page_policy);
+        esp_http_header(c->r, "X-Content-Type-Options", "nosniff");
+        esp_http_header(c->r, "Referrer-Policy", "no-referrer");
+        esp_reply_text(c, 200, "text/html; charset=utf-8", (const char *)esp_page, esp_page_len);
+        return;
+    }
     esp_reply_text(c, 200, "text/plain; charset=utf-8", text, sizeof text - 1);
 }
 

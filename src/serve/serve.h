@@ -80,6 +80,7 @@ struct esp_serve_opts {
     const char *adapter_dir;  /* adapters must lie below; NULL: none may be mounted by request */
     const char *slot_dir;     /* saved slots; NULL: none */
     bool no_metrics, metrics_public, log_json, cache_debug;
+    bool no_page;            /* GET / is a line of text instead of the web page */
     const char *fingerprint; /* of weights and settings, for system_fingerprint */
     const char *commit;
     const char *kv; /* for the model list */

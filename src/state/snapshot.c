@@ -65,7 +65,7 @@ static uint32_t n_piece(const struct placing *g, uint32_t part)
         return 1;
     if (part <= g->l->n_attn)
         return g->l->n_kv_head * 2 * ((g->n + ESP_SPAN - 1) / ESP_SPAN);
-    return g->l->n_delta;
+    return g->l->n_delta + (g->l->slot_bytes > g->l->tail_off); /* layers, and what lies behind them */
 }
 
 struct piece {
@@ -84,7 +84,7 @@ static struct piece piece_at(const struct placing *g, uint32_t part, uint32_t i)
     if (part == 0)
         return x;
     if (part > l->n_attn) {
-        x.bytes = l->slot_layer;
+        x.bytes = i < l->n_delta ? l->slot_layer : l->slot_bytes - l->tail_off;
         x.off = x.memory = i * l->slot_layer;
         return x;
     }

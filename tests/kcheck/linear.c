@@ -237,6 +237,45 @@ static size_t act_row_bytes(const struct kc *kc, const struct job *j)
     return l->prepare ? l->prepared_bytes(j->w.n_in, j->w.group) : j->w.n_in * sizeof(float);
 }
 
+/* w with its packed copy, and nothing else that could be read; w itself if the kernel packs nothing. */
+static struct esp_weight packed_of(struct kc *kc, const struct job *j)
+{
+    const struct esp_linear *l = linear(kc, j);
+    struct esp_weight w = j->w;
+    uint8_t *block;
+
+    if (!l->pack)
+        return w;
+    block = kc_alloc(kc, l->pack_bytes(&w), 64, 0);
+    for (uint32_t o = 0; o < w.n_out; o += ESP_PACK_OUTS)
+        l->pack(&j->w, o, w.n_out - o < ESP_PACK_OUTS ? w.n_out : o + ESP_PACK_OUTS, block);
+    kc_protect(kc, block);
+    w.codes = w.scales = w.biases = NULL;
+    w.packed = block;
+    return w;
+}
+
+/* Packed weights: the same bits as y [n_row][ldy], a block of rows at a time. */
+static void check_packed(struct kc *kc, const struct job *j, const uint8_t *act, uint32_t n_row,
+                         uint32_t block, const float *y, size_t ldy)
+{
+    const struct esp_weight w = packed_of(kc, j);
+    const size_t stride = act_row_bytes(kc, j);
+    float *got = kc_floats(kc, (size_t)n_row * w.n_out);
+
+    for (uint32_t r = 0; r < n_row; r += block) {
+        const uint32_t n = n_row - r < block ? n_row - r : block;
+
+        for (uint32_t o = 0, o1; o < w.n_out; o = o1) {
+            o1 = o + ESP_PACK_OUTS * (1 + kc_below(kc, 2));
+            o1 = o1 < w.n_out ? o1 : w.n_out;
+            linear(kc, j)->product(&w, act + r * stride, n, o, o1, got + (size_t)r * w.n_out, w.n_out);
+        }
+    }
+    for (uint32_t r = 0; r < n_row; r++)
+        kc_same(kc, got + (size_t)r * w.n_out, y + r * ldy, w.n_out);
+}
+
 static void check_values(struct kc *kc, struct job *j, const struct shape *s, uint32_t n_out,
                          enum kc_pattern p)
 {
@@ -259,6 +298,8 @@ static void check_values(struct kc *kc, struct job *j, const struct shape *s, ui
     for (size_t r = 0; r < n_row; r++)
         check_row(kc, j, x + r * ldx, y + r * ldy, r);
     kc_gaps(kc, y, n_row, n_out, ldy);
+    if (linear(kc, j)->pack)
+        check_packed(kc, j, act, n_row, 2, y, ldy);
     drop(j);
 }
 
@@ -279,7 +320,7 @@ static void check_nonfinite(struct kc *kc, struct job *j, const struct shape *s,
 /* Rows in blocks of any size, outputs in ranges of any size, rows prepared one by one: the same bits. */
 static void check_splits(struct kc *kc, struct job *j, const struct shape *s, uint32_t n_out, uint32_t n_row)
 {
-    static const uint32_t blocks[] = {1, 2, 3, 5, 8, 17, 64};
+    static const uint32_t blocks[] = {1, 2, 3, 4, 5, 6, 7, 8, 13, 16, 17, 64};
     const struct esp_linear *l = linear(kc, j);
     size_t stride;
     float *x = kc_floats(kc, (size_t)n_row * s->n_in);
@@ -314,6 +355,8 @@ static void check_splits(struct kc *kc, struct job *j, const struct shape *s, ui
             }
         }
         kc_same(kc, part, whole, (size_t)n_row * n_out);
+        if (l->pack)
+            check_packed(kc, j, act, n_row, blocks[b], whole, n_out);
         memset(part, 0xff, (size_t)n_row * n_out * sizeof *part);
     }
 }
@@ -408,13 +451,15 @@ static void bench_product(struct kc *kc, struct job *j, uint32_t n_row, size_t w
     const struct shape s = {4096, grouped ? 64 : 0, ESP_SCALE_BF16};
     const uint32_t bits = esp_format_get(j->format)->bits + (grouped ? 1 : 0);
     const uint32_t n_out = (uint32_t)(weight_bytes * 8 / bits / s.n_in) / PART * PART;
-    struct product_run c = {.l = linear(kc, j), .w = &j->w, .n_row = n_row, .o1 = n_out};
+    struct esp_weight packed;
+    struct product_run c = {.l = linear(kc, j), .w = &packed, .n_row = n_row, .o1 = n_out};
     double seconds, ref_seconds;
     char what[64];
     float *x;
 
     kc_begin(kc, "bench");
     make_weight(kc, j, &s, n_out, KC_RANDOM, 0);
+    packed = packed_of(kc, j);
     x = kc_alloc(kc, (size_t)n_row * s.n_in * sizeof *x, 64, 0);
     kc_fill(kc, x, (size_t)n_row * s.n_in, KC_RANDOM, 0);
     c.y = kc_alloc(kc, (size_t)n_row * n_out * sizeof *c.y, 64, 0);
@@ -426,6 +471,7 @@ static void bench_product(struct kc *kc, struct job *j, uint32_t n_row, size_t w
 
         ref.k = kc->ref;
         c.l = linear(&ref, j);
+        c.w = &j->w;
         c.act = prepare(&ref, j, x, s.n_in, n_row);
         c.o1 = n_out / PART;
         ref_seconds = kc_time(run_product, &c) * PART;

@@ -129,8 +129,8 @@ static void test_agreement(void **state)
     double rate;
 
     (void)state;
-    if (test_level() == ESP_CPU_REF)
-        skip(); /* the figure is over all rows; the scalar reference takes minutes for them */
+    if (test_level() == ESP_CPU_REF || TEST_SANITIZED)
+        skip(); /* the figure is over all rows; slow code takes minutes for them */
     for (uint32_t r = 0; r < n_row; r++) {
         run(ids + (size_t)r * cols, cols);
         for (uint32_t i = 0; i + 1 < cols; i++, all++)

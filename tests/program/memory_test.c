@@ -23,11 +23,7 @@
 /* A sanitizer has memory of its own. */
 static bool measured_bare(void)
 {
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-    return false;
-#else
-    return true;
-#endif
+    return !TEST_SANITIZED;
 }
 
 static double predicted(const char *ctx, const char *chunk, const char *kv, const char *rows)

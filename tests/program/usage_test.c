@@ -66,7 +66,7 @@ static void test_flags(void **state)
     refused(RUN(NULL, P, "run", "m", "-s"), 2, "-s (--seed) needs a value");
     refused(RUN(NULL, P, "run", "m", "-Z"), 2, "unknown flag -Z");
     refused(RUN(NULL, P, "run", "m", "--reps", "3"), 2, "does not belong to 'run'");
-    refused(RUN(NULL, P, "run", "m", "--adapter", "x"), 2, "--adapter is not in this version");
+    refused(RUN(NULL, P, "run", "m", "--image", "x"), 2, "--image is not in this version");
     refused(RUN(NULL, P, "run", "m", "--no-seed"), 2, "can be switched off");
     refused(RUN(NULL, P, "run", "m", "--json=maybe"), 2, "is not on or off");
     refused(RUN(NULL, P, "run", "m", "--kv", "bf61"), 2, "did you mean 'bf16'?");
@@ -98,6 +98,7 @@ static void test_numbers(void **state)
         {"--template-arg", "x", "NAME=VALUE"},
         {"--threads", "5000", "0 to 1024 is accepted"},
         {"--stop", "", "1 to 256 bytes"},
+        {"--adapter", "models/demo-lora-caps:1001", "-1000 to 1000 is accepted"},
     };
 
     (void)state;
@@ -169,6 +170,21 @@ static void test_environment(void **state)
     r = RUN(&how, P, "tokenize", "--count", "--file", "models/demo/config.json");
     run_code(&r, 0);
     run_free(&r);
+    r = RUN(&how, P, "run", "hello", "you"); /* no model is called hello: all of it is prompt */
+    assert_string_equal(r.out, "HELLO YOU\n");
+    run_free(&r);
+    r = RUN(&how, P, "tokenize", "ab");
+    assert_string_equal(r.out, "97 98\n");
+    run_free(&r);
+    how.env[0] = "ESPALIER_MODEL=no/such/model";
+    r = RUN(&how, P, "run", "models/tiny-text", "hello"); /* an argument that names a model wins */
+    assert_string_equal(r.out, "HELLO\n");
+    run_free(&r);
+    refused(RUN(&how, P, "run", "models", "hello"), 3, "no/such/model");
+    r = RUN(&how, P, "fit", "models/demo"); /* nothing else can stand there */
+    run_code(&r, 0);
+    run_free(&r);
+    refused(RUN(&how, P, "fit", "models/dmeo"), 3, "models/dmeo");
     how.env[0] = "ESPALIER_REPS=nonsense"; /* belongs to another verb */
     r = RUN(&how, P, "run", "models/demo", "x");
     run_code(&r, 0);

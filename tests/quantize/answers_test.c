@@ -51,7 +51,7 @@ static void answers(const char *method)
     const char *dir = test_tmpdir();
     json_t *top = test_json("models/demo-golden/goldens.json");
     const json_t *golden = json_object_get(top, "greedy");
-    const esp_quantize_opts o = {.method = method, .bits = 4, .calib_tokens = 8192, .threads = 1};
+    const esp_quantize_opts o = {.method = method, .bits = 4, .calib_tokens = 8192, .threads = 2};
     const esp_engine_opts eo = {.context = 512, .max_seqs = 1};
     esp_quantize_report rep;
     esp_model *m;

@@ -20,6 +20,7 @@ struct cpu_dev {
     struct esp_dev base;
     struct esp_kernels k;
     struct esp_pool *pool;
+    struct esp_plan *plans; /* compiled and not freed, for the packed weights they share */
 };
 
 /* Positions whose spans one attention group covers; groups are merged in ascending order
@@ -32,6 +33,9 @@ enum { ATTEND_BLOCK_TOKENS = 16 }; /* queries of one task: that many tokens of o
 struct linear {
     const struct esp_op *op;
     const struct esp_linear *kernel;
+    struct esp_weight w;       /* the op's, with the packed copy if the kernel wants one */
+    struct cpu_packed *packed; /* what holds that copy */
+    bool packs;                /* this product made it */
     uint32_t n_out;
     bool prepares;  /* first user of its prepared rows */
     size_t act_off; /* in the plan's act region; unused when the kernel takes x itself */
@@ -46,6 +50,7 @@ struct step {
 
 struct esp_plan {
     struct cpu_dev *dev;
+    struct esp_plan *next; /* in dev->plans */
     const struct esp_tape *tape;
     struct esp_pools pools;
     struct esp_plan_opts opts;
@@ -141,6 +146,13 @@ size_t esp_cpu_attend_split_floats(const struct esp_tape *t, const struct esp_la
                                    const struct esp_plan_opts *o);
 size_t esp_cpu_lora_thread_floats(const struct esp_plan_opts *o);
 size_t esp_cpu_delta_thread_floats(const struct esp_layout *l);
+
+/* Bytes of the copies that esp_cpu_pack() would make for a plan whose kernels are chosen. */
+size_t esp_cpu_packed_bytes(const struct esp_plan *p);
+/* Copy weights for the kernels that want it. ESP_ENOMEM. */
+esp_status esp_cpu_pack(struct esp_plan *p, esp_error *err);
+/* Let p's copies go. */
+void esp_cpu_unpack(struct esp_plan *p);
 
 /* compile, see backend.h */
 esp_status esp_cpu_plan_bytes(struct esp_dev *d, const struct esp_tape *t, const struct esp_layout *l,

@@ -7,9 +7,9 @@
 #include "backend/cpu/cpu.h"
 
 enum {
-    TASKS_PER_THREAD = 8, /* enough to even out a busy core, few enough to keep long streams */
-    GRAIN_ALIGN = 16,     /* outputs; whole register tiles */
-    PREPARE_ROWS = 8      /* rows of one prepare task */
+    TASKS_PER_THREAD = 8,        /* enough to even out a busy core, few enough to keep long streams */
+    GRAIN_ALIGN = ESP_PACK_OUTS, /* outputs; whole register tiles */
+    PREPARE_ROWS = 8             /* rows of one prepare task */
 };
 
 static uint32_t rows_of(const struct esp_plan *p, const struct step *s)
@@ -31,7 +31,7 @@ static void prepare(const struct thread *t, const struct step *s, uint32_t n_row
         uint32_t n = n_row - r0 < PREPARE_ROWS ? n_row - r0 : PREPARE_ROWS;
 
         if (l->prepares)
-            l->kernel->prepare(l->op->w, x + r0 * n_in, n_in, n, plan_act(p) + l->act_off + r0 * l->act_row);
+            l->kernel->prepare(&l->w, x + r0 * n_in, n_in, n, plan_act(p) + l->act_off + r0 * l->act_row);
     }
 }
 
@@ -58,7 +58,7 @@ static uint32_t grain_of(const struct esp_plan *p, const struct step *s, uint32_
 /* The step's grain for this weight: whole columns of blocks where outputs are coded together. */
 static uint32_t grain_for(const struct linear *l, uint32_t grain)
 {
-    uint32_t align = esp_weight_out_align(l->op->w);
+    uint32_t align = esp_weight_out_align(&l->w);
 
     return (grain + align - 1) / align * align;
 }
@@ -98,6 +98,6 @@ void esp_cpu_step_linear(const struct thread *t, const struct step *s)
         y = s->op->kind == ESP_OP_LOGITS ? p->batch->logits : plan_value(p, l->op->out);
         o0 = (next - first) * g;
         o1 = l->n_out - o0 < g ? l->n_out : o0 + g;
-        l->kernel->product(l->op->w, act, n_row, o0, o1, y, l->n_out);
+        l->kernel->product(&l->w, act, n_row, o0, o1, y, l->n_out);
     }
 }

@@ -43,6 +43,7 @@ static void choose_kernel(struct esp_plan *p, struct linear *l, const struct esp
     const struct esp_kernels *k = &p->dev->k;
 
     l->op = op;
+    l->w = *op->w;
     l->n_out = op->w->n_out;
     l->kernel = &k->linear[op->w->format][act_of(&p->opts, op->w->format)];
     if (!l->kernel->prepare)
@@ -122,6 +123,14 @@ void esp_cpu_plan_free(struct esp_plan *p)
 {
     if (!p)
         return;
+    for (struct esp_plan **at = &p->dev->plans; *at; at = &(*at)->next) {
+        if (*at == p) {
+            *at = p->next;
+            break;
+        }
+    }
+    if (p->linears)
+        esp_cpu_unpack(p);
     esp_free(p->steps);
     esp_free(p->linears);
     esp_free(p->value_off);
@@ -160,7 +169,7 @@ esp_status esp_cpu_plan_bytes(struct esp_dev *d, const struct esp_tape *t, const
     struct esp_plan *p;
 
     ESP_TRY(plan_create(&p, d, t, o, l, err));
-    *bytes = p->scratch_bytes;
+    *bytes = p->scratch_bytes + esp_cpu_packed_bytes(p);
     esp_cpu_plan_free(p);
     return ESP_OK;
 }
@@ -169,6 +178,7 @@ esp_status esp_cpu_compile(struct esp_dev *d, const struct esp_tape *t, const st
                            const struct esp_plan_opts *o, struct esp_plan **out, esp_error *err)
 {
     struct esp_plan *p;
+    esp_status s;
 
     for (uint32_t i = 0; i < t->n_op; i++)
         if (!esp_cpu_can(d, &t->ops[i]))
@@ -183,6 +193,13 @@ esp_status esp_cpu_compile(struct esp_dev *d, const struct esp_tape *t, const st
         esp_cpu_plan_free(p);
         return esp_fail(err, ESP_ENOMEM, "no memory for %zu bytes of scratch", bytes);
     }
+    s = esp_cpu_pack(p, err);
+    if (s != ESP_OK) {
+        esp_cpu_plan_free(p);
+        return s;
+    }
+    p->next = p->dev->plans;
+    p->dev->plans = p;
     *out = p;
     return ESP_OK;
 }

@@ -202,9 +202,12 @@ static void product_int(const struct esp_weight *w, const void *act, uint32_t n_
 void esp_ref_init_trellis(struct esp_kernels *k)
 {
     for (int f = ESP_FORMAT_TRELLIS1; f <= ESP_FORMAT_TRELLIS8; f++) {
-        k->linear[f][ESP_ACT_F32] = (struct esp_linear){prepared_float, prepare_f32, product_float};
-        k->linear[f][ESP_ACT_BF16] = (struct esp_linear){prepared_float, prepare_bf16, product_float};
-        k->linear[f][ESP_ACT_INT8X2] = (struct esp_linear){prepared_int, prepare_int8x2, product_int};
-        k->linear[f][ESP_ACT_INT8] = (struct esp_linear){prepared_int, prepare_int8, product_int};
+        k->linear[f][ESP_ACT_F32] =
+            (struct esp_linear){prepared_float, prepare_f32, product_float, NULL, NULL};
+        k->linear[f][ESP_ACT_BF16] =
+            (struct esp_linear){prepared_float, prepare_bf16, product_float, NULL, NULL};
+        k->linear[f][ESP_ACT_INT8X2] =
+            (struct esp_linear){prepared_int, prepare_int8x2, product_int, NULL, NULL};
+        k->linear[f][ESP_ACT_INT8] = (struct esp_linear){prepared_int, prepare_int8, product_int, NULL, NULL};
     }
 }

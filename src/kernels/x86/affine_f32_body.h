@@ -347,8 +347,10 @@ static void bf16_prepare_4bit(const struct esp_weight *w, const float *x, size_t
 static void affine_f32_init(struct esp_kernels *k)
 {
     for (int f = ESP_FORMAT_AFFINE2; f <= ESP_FORMAT_AFFINE8; f++) {
-        k->linear[f][ESP_ACT_F32] = (struct esp_linear){af32_bytes, f32_prepare_natural, af32_product};
-        k->linear[f][ESP_ACT_BF16] = (struct esp_linear){af32_bytes, bf16_prepare_natural, af32_product};
+        k->linear[f][ESP_ACT_F32] =
+            (struct esp_linear){af32_bytes, f32_prepare_natural, af32_product, NULL, NULL};
+        k->linear[f][ESP_ACT_BF16] =
+            (struct esp_linear){af32_bytes, bf16_prepare_natural, af32_product, NULL, NULL};
     }
     k->linear[ESP_FORMAT_AFFINE2][ESP_ACT_F32].prepare = f32_prepare_2bit;
     k->linear[ESP_FORMAT_AFFINE2][ESP_ACT_BF16].prepare = bf16_prepare_2bit;

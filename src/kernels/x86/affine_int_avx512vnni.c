@@ -1,26 +1,505 @@
 /*
- * Integer products of affine weights by VNNI's byte dot product; see affine_int_body.h.
+ * Products of affine weights with activations of one or two int8 terms (ESP_ACT_INT8, ESP_ACT_INT8X2) by
+ * VNNI's byte dot product, on strips of 32 outputs (strip_avx512.h). A lane is an output: the integer sum of
+ * a group is exact, and groups are added in f32, ascending, the bias of a group before its sum. Weights that
+ * are not packed are packed on the way, a run of inputs at a time, so both give the same bits.
+ *
+ * Prepared row: steps s [n_group, padded to 16], s * (sum of the group's codes) [same], then for each 32
+ * inputs 32 bytes q1 and with two terms 32 bytes q2.
  *
  * SPDX-License-Identifier: MIT
  */
 #include "kernels/x86/vec_avx512.h"
 
 #include "kernels/x86/codes_avx512.h"
+#include "kernels/x86/strip_avx512.h"
 
-#define A_ROWS 4 /* 16 accumulators of 32 registers */
-#define A_OUTS 4 /* outputs whose codes are in registers together, to share loads of activations */
+#include "kernels/x86/parts.h"
 
-/* acc + codes times q, byte by byte. */
-V_INLINE vi int_dot(vi acc, struct codes c, struct codes q, int bits)
+enum {
+    TILE_ROWS = 4,      /* two terms, two halves: 16 integer sums and 8 of floats, of 32 registers */
+    FEW_ROWS = 16,      /* up to here rows pass strip by strip, in the order of memory */
+    STRIP_AHEAD = 8192, /* bytes asked for ahead of use */
+    STRIP_BLOCK_BYTES = 256 * 1024, /* packed strips that stay in L2 while rows pass */
+    RUN_ROWS = 48,                  /* rows whose sums wait while a run of unpacked weights passes */
+};
+
+V_INLINE size_t int_bytes(uint32_t n_in, uint32_t group, int terms)
 {
-    (void)bits;
-    return _mm512_dpbusd_epi32(_mm512_dpbusd_epi32(acc, c.a, q.a), c.b, q.b);
+    return 8 * pad_to(n_in / group, VW) + (size_t)terms * n_in;
 }
 
-#include "kernels/x86/affine_int_body.h"
-#include "kernels/x86/parts.h"
+static size_t int8_bytes(uint32_t n_in, uint32_t group)
+{
+    return int_bytes(n_in, group, 1);
+}
+
+static size_t int8x2_bytes(uint32_t n_in, uint32_t group)
+{
+    return int_bytes(n_in, group, 2);
+}
+
+/* ---- activations ---- */
+
+/*
+ * Step for a group whose largest magnitude becomes top; as the reference: 0 below the normal range, NaN where
+ * an input is not finite (as integers NaN > inf > finite magnitudes).
+ */
+V_INLINE float int_step(const float *x, uint32_t group, float top)
+{
+    vi m = vi_zero();
+    int32_t bits;
+    float max;
+
+    for (uint32_t i = 0; i < group; i += VW)
+        m = vi_max(m, vi_from_bits(vf_abs(vf_load(x + i))));
+    bits = vi_hmax(m);
+    if (bits >= 0x7f800000)
+        return __builtin_nanf("");
+    memcpy(&max, &bits, sizeof max);
+    max /= top;
+    return max < 0x1p-126f ? 0 : max;
+}
+
+V_INLINE void int_prepare(int terms, const struct esp_weight *w, const float *x, uint8_t *out)
+{
+    const size_t n_group = w->n_in / w->group, pad = pad_to(n_group, VW);
+    float *s = (float *)(void *)out;
+    float *ssum = s + pad;
+    int8_t *q = (int8_t *)(ssum + pad);
+
+    memset(out, 0, 8 * pad);
+    for (size_t g = 0; g < n_group; g++, x += w->group) {
+        const float step = int_step(x, w->group, terms == 1 ? 127.0f : 16256.0f);
+        const vf by = vf_set1(step == 0 ? __builtin_inff() : step); /* zero step: all codes 0 */
+        vi sum = vi_zero();
+
+        for (uint32_t i = 0; i < w->group; i += STRIP_UNIT, q += terms * STRIP_UNIT) {
+            V_UNROLL
+            for (int v = 0; v < STRIP_UNIT; v += VW) {
+                const vi c = vi_from_f(vf_div(vf_load(x + i + v), by));
+                const vi q1 = terms == 1 ? c : vi_sar(vi_add(c, vi_set1(64)), 7);
+
+                sum = vi_add(sum, c);
+                vi_store_int8(q + v, q1);
+                if (terms == 2)
+                    vi_store_int8(q + STRIP_UNIT + v, vi_sub(c, vi_shl(q1, 7)));
+            }
+        }
+        s[g] = step;
+        ssum[g] = step * (float)vi_sum(sum);
+    }
+}
+
+static void int8_prepare(const struct esp_weight *w, const float *x, size_t ldx, uint32_t n_row, void *out)
+{
+    for (size_t r = 0; r < n_row; r++)
+        int_prepare(1, w, x + r * ldx, (uint8_t *)out + r * int8_bytes(w->n_in, w->group));
+}
+
+static void int8x2_prepare(const struct esp_weight *w, const float *x, size_t ldx, uint32_t n_row, void *out)
+{
+    for (size_t r = 0; r < n_row; r++)
+        int_prepare(2, w, x + r * ldx, (uint8_t *)out + r * int8x2_bytes(w->n_in, w->group));
+}
+
+/* ---- tiles ---- */
+
+/* A run of groups of one strip, and prepared rows. */
+struct strip_run {
+    const uint8_t *strip; /* at the run's first group */
+    const uint8_t *act;   /* rows act_bytes apart */
+    size_t act_bytes;
+    size_t pad;    /* floats of the steps of a row */
+    size_t g0, g1; /* groups of the run */
+    uint32_t group;
+    enum esp_scale_type scale;
+};
+
+V_INLINE void strip_prefetch(const uint8_t *p, int lines)
+{
+    V_UNROLL
+    for (int i = 0; i < lines; i++)
+        _mm_prefetch((const char *)((uintptr_t)p + STRIP_AHEAD + 64 * (size_t)i), _MM_HINT_T0);
+}
+
+V_INLINE vi int_broadcast(const uint8_t *p)
+{
+    int32_t four;
+
+    memcpy(&four, p, sizeof four);
+    return vi_set1(four);
+}
+
+/* Exact sums of one group by row and half, of q1 and of q2. */
+struct strip_sums {
+    vi one[TILE_ROWS][HALVES], two[TILE_ROWS][HALVES];
+};
+
+/* Add codes times q1, and times q2, of one unit. */
+V_INLINE void strip_unit(int bits, int terms, int n_row, const uint8_t *unit, const uint8_t *q, size_t ldq,
+                         struct strip_sums *sum)
+{
+    V_UNROLL
+    for (int p = 0; p < STRIP_PIECES; p++) {
+        vi c[HALVES];
+
+        V_UNROLL
+        for (int h = 0; h < HALVES; h++)
+            c[h] = strip_piece(bits, unit + h * 64 * bits, p);
+        V_UNROLL
+        for (int r = 0; r < n_row; r++) {
+            const uint8_t *at = q + (size_t)r * ldq + 4 * p;
+            const vi q1 = int_broadcast(at), q2 = terms == 2 ? int_broadcast(at + STRIP_UNIT) : q1;
+
+            V_UNROLL
+            for (int h = 0; h < HALVES; h++) {
+                sum->one[r][h] = _mm512_dpbusd_epi32(sum->one[r][h], c[h], q1);
+                if (terms == 2)
+                    sum->two[r][h] = _mm512_dpbusd_epi32(sum->two[r][h], c[h], q2);
+            }
+        }
+    }
+}
+
+/* a += the sums of group g, with its scales and biases at p. */
+V_INLINE void strip_group(int terms, int n_row, const struct strip_run *t, size_t g, const uint8_t *p,
+                          const struct strip_sums *sum, vf (*a)[HALVES])
+{
+    const size_t size = scale_bytes(t->scale);
+
+    V_UNROLL
+    for (int h = 0; h < HALVES; h++) {
+        const vf scale = strip_scale(t->scale, p + (size_t)h * VW * size);
+        const vf bias = strip_scale(t->scale, p + (STRIP + (size_t)h * VW) * size);
+
+        V_UNROLL
+        for (int r = 0; r < n_row; r++) {
+            const float *s = (const float *)(const void *)(t->act + (size_t)r * t->act_bytes) + g;
+            const vi all = terms == 2 ? vi_add(vi_shl(sum->one[r][h], 7), sum->two[r][h]) : sum->one[r][h];
+
+            a[r][h] = vf_fma(bias, vf_set1(s[t->pad]), a[r][h]);
+            a[r][h] = vf_fma(vf_from_i(all), vf_mul(scale, vf_set1(s[0])), a[r][h]);
+        }
+    }
+}
+
+/* acc [n_row][STRIP] += the run. */
+V_INLINE void strip_tile(int bits, int terms, int n_row, const struct strip_run *t, float *acc)
+{
+    const size_t head = 2 * STRIP * scale_bytes(t->scale);
+    const uint8_t *p = t->strip;
+    const uint8_t *q = t->act + 8 * t->pad + t->g0 * t->group * (size_t)terms;
+    vf a[TILE_ROWS][HALVES];
+
+    V_UNROLL
+    for (int r = 0; r < n_row; r++) {
+        V_UNROLL
+        for (int h = 0; h < HALVES; h++)
+            a[r][h] = vf_load(acc + r * STRIP + h * VW);
+    }
+    for (size_t g = t->g0; g < t->g1; g++) {
+        const uint8_t *scales = p;
+        struct strip_sums sum;
+
+        strip_prefetch(p, 2);
+        p += head;
+        V_UNROLL
+        for (int r = 0; r < n_row; r++) {
+            V_UNROLL
+            for (int h = 0; h < HALVES; h++)
+                sum.one[r][h] = sum.two[r][h] = vi_zero();
+        }
+        for (uint32_t i = 0; i < t->group; i += STRIP_UNIT) {
+            strip_prefetch(p, HALVES * bits);
+            strip_unit(bits, terms, n_row, p, q, t->act_bytes, &sum);
+            p += HALVES * 64 * bits;
+            q += terms * STRIP_UNIT;
+        }
+        strip_group(terms, n_row, t, g, scales, &sum, a);
+    }
+    V_UNROLL
+    for (int r = 0; r < n_row; r++) {
+        V_UNROLL
+        for (int h = 0; h < HALVES; h++)
+            vf_store(acc + r * STRIP + h * VW, a[r][h]);
+    }
+}
+
+V_INLINE void strip_rows(int bits, int terms, const struct strip_run *t, uint32_t n_row, float *acc)
+{
+    switch (n_row) {
+    case 1:
+        strip_tile(bits, terms, 1, t, acc);
+        break;
+    case 2:
+        strip_tile(bits, terms, 2, t, acc);
+        break;
+    case 3:
+        strip_tile(bits, terms, 3, t, acc);
+        break;
+    default:
+        strip_tile(bits, terms, TILE_ROWS, t, acc);
+        break;
+    }
+}
+
+/* ---- calls ---- */
+
+typedef void (*strip_rows_fn)(const struct strip_run *t, uint32_t n_row, float *acc);
+typedef uint8_t *(*strip_pack_fn)(const struct esp_weight *w, uint32_t o, uint32_t n_out, size_t i0, size_t n,
+                                  uint8_t *out);
+
+/* What is compiled for each width of code. */
+struct strip_format {
+    int bits;
+    strip_rows_fn rows[2]; /* by terms - 1 */
+    strip_pack_fn pack;
+};
+
+static void rows2_1(const struct strip_run *t, uint32_t n_row, float *acc)
+{
+    strip_rows(2, 1, t, n_row, acc);
+}
+
+static void rows2_2(const struct strip_run *t, uint32_t n_row, float *acc)
+{
+    strip_rows(2, 2, t, n_row, acc);
+}
+
+static void rows3_1(const struct strip_run *t, uint32_t n_row, float *acc)
+{
+    strip_rows(3, 1, t, n_row, acc);
+}
+
+static void rows3_2(const struct strip_run *t, uint32_t n_row, float *acc)
+{
+    strip_rows(3, 2, t, n_row, acc);
+}
+
+static void rows4_1(const struct strip_run *t, uint32_t n_row, float *acc)
+{
+    strip_rows(4, 1, t, n_row, acc);
+}
+
+static void rows4_2(const struct strip_run *t, uint32_t n_row, float *acc)
+{
+    strip_rows(4, 2, t, n_row, acc);
+}
+
+static void rows5_1(const struct strip_run *t, uint32_t n_row, float *acc)
+{
+    strip_rows(5, 1, t, n_row, acc);
+}
+
+static void rows5_2(const struct strip_run *t, uint32_t n_row, float *acc)
+{
+    strip_rows(5, 2, t, n_row, acc);
+}
+
+static void rows6_1(const struct strip_run *t, uint32_t n_row, float *acc)
+{
+    strip_rows(6, 1, t, n_row, acc);
+}
+
+static void rows6_2(const struct strip_run *t, uint32_t n_row, float *acc)
+{
+    strip_rows(6, 2, t, n_row, acc);
+}
+
+static void rows8_1(const struct strip_run *t, uint32_t n_row, float *acc)
+{
+    strip_rows(8, 1, t, n_row, acc);
+}
+
+static void rows8_2(const struct strip_run *t, uint32_t n_row, float *acc)
+{
+    strip_rows(8, 2, t, n_row, acc);
+}
+
+static uint8_t *pack2(const struct esp_weight *w, uint32_t o, uint32_t n_out, size_t i0, size_t n,
+                      uint8_t *out)
+{
+    return strip_pack_run(w, 2, o, n_out, i0, n, out);
+}
+
+static uint8_t *pack3(const struct esp_weight *w, uint32_t o, uint32_t n_out, size_t i0, size_t n,
+                      uint8_t *out)
+{
+    return strip_pack_run(w, 3, o, n_out, i0, n, out);
+}
+
+static uint8_t *pack4(const struct esp_weight *w, uint32_t o, uint32_t n_out, size_t i0, size_t n,
+                      uint8_t *out)
+{
+    return strip_pack_run(w, 4, o, n_out, i0, n, out);
+}
+
+static uint8_t *pack5(const struct esp_weight *w, uint32_t o, uint32_t n_out, size_t i0, size_t n,
+                      uint8_t *out)
+{
+    return strip_pack_run(w, 5, o, n_out, i0, n, out);
+}
+
+static uint8_t *pack6(const struct esp_weight *w, uint32_t o, uint32_t n_out, size_t i0, size_t n,
+                      uint8_t *out)
+{
+    return strip_pack_run(w, 6, o, n_out, i0, n, out);
+}
+
+static uint8_t *pack8(const struct esp_weight *w, uint32_t o, uint32_t n_out, size_t i0, size_t n,
+                      uint8_t *out)
+{
+    return strip_pack_run(w, 8, o, n_out, i0, n, out);
+}
+
+static const struct strip_format *format_of(const struct esp_weight *w)
+{
+    static const struct strip_format formats[] = {
+        {2, {rows2_1, rows2_2}, pack2}, {3, {rows3_1, rows3_2}, pack3}, {4, {rows4_1, rows4_2}, pack4},
+        {5, {rows5_1, rows5_2}, pack5}, {6, {rows6_1, rows6_2}, pack6}, {8, {rows8_1, rows8_2}, pack8},
+    };
+
+    return &formats[w->format - ESP_FORMAT_AFFINE2];
+}
+
+static size_t strip_pack_bytes(const struct esp_weight *w)
+{
+    return ((size_t)w->n_out + STRIP - 1) / STRIP * strip_bytes(w, format_of(w)->bits);
+}
+
+static void strip_pack(const struct esp_weight *w, uint32_t o0, uint32_t o1, void *packed)
+{
+    const struct strip_format *f = format_of(w);
+
+    for (uint32_t o = o0; o < o1; o += STRIP) {
+        uint8_t *out = (uint8_t *)packed + o / STRIP * strip_bytes(w, f->bits);
+
+        for (size_t i = 0; i < w->n_in; i += STRIP_RUN)
+            out = f->pack(w, o, o1 - o < STRIP ? o1 - o : STRIP, i,
+                          w->n_in - i < STRIP_RUN ? w->n_in - i : STRIP_RUN, out);
+    }
+}
+
+struct strip_call {
+    const struct esp_weight *w;
+    const struct strip_format *f;
+    struct strip_run run; /* of whole rows */
+    strip_rows_fn rows;
+    uint32_t n_row, o0, o1;
+    float *y;
+    size_t ldy;
+};
+
+static uint32_t at_most(uint32_t n, uint32_t most)
+{
+    return n < most ? n : most;
+}
+
+/* acc [n_row][STRIP], outputs from o on. */
+static void strip_store(const struct strip_call *c, uint32_t o, uint32_t r, uint32_t n_row, const float *acc)
+{
+    const uint32_t n = at_most(c->o1 - o, STRIP);
+
+    for (uint32_t i = 0; i < n_row; i++)
+        memcpy(c->y + (size_t)(r + i) * c->ldy + o, acc + i * STRIP, n * sizeof *acc);
+}
+
+/* Rows [r, r + n_row), n_row <= TILE_ROWS, of the strips of outputs [o, oe). */
+static void strip_pass(const struct strip_call *c, uint32_t r, uint32_t n_row, uint32_t o, uint32_t oe)
+{
+    const size_t bytes = strip_bytes(c->w, c->f->bits);
+    struct strip_run t = c->run;
+
+    t.act += r * t.act_bytes;
+    for (; o < oe; o += STRIP) {
+        float acc[TILE_ROWS * STRIP] __attribute__((aligned(64)));
+
+        memset(acc, 0, n_row * STRIP * sizeof *acc);
+        t.strip = c->w->packed + o / STRIP * bytes;
+        c->rows(&t, n_row, acc);
+        strip_store(c, o, r, n_row, acc);
+    }
+}
+
+/* Blocks of strips that stay in cache while rows pass. */
+static void strip_packed(const struct strip_call *c)
+{
+    const uint32_t fit = (uint32_t)(STRIP_BLOCK_BYTES / strip_bytes(c->w, c->f->bits));
+    const uint32_t block = STRIP * (c->n_row <= FEW_ROWS || fit == 0 ? 1 : fit);
+
+    for (uint32_t o = c->o0; o < c->o1; o += block) {
+        for (uint32_t r = 0; r < c->n_row; r += TILE_ROWS)
+            strip_pass(c, r, at_most(c->n_row - r, TILE_ROWS), o, o + at_most(c->o1 - o, block));
+    }
+}
+
+/* Strips of weights as they are stored. */
+static void strip_unpacked(const struct strip_call *c)
+{
+    uint8_t buffer[STRIP_RUN_BYTES] __attribute__((aligned(64)));
+    float acc[RUN_ROWS * STRIP] __attribute__((aligned(64)));
+    struct strip_run t = c->run;
+
+    t.strip = buffer;
+    for (uint32_t r0 = 0; r0 < c->n_row; r0 += RUN_ROWS) {
+        const uint32_t n_row = at_most(c->n_row - r0, RUN_ROWS);
+
+        for (uint32_t o = c->o0; o < c->o1; o += STRIP) {
+            memset(acc, 0, n_row * STRIP * sizeof *acc);
+            for (uint32_t i = 0; i < c->w->n_in; i += STRIP_RUN) {
+                const uint32_t n = at_most(c->w->n_in - i, STRIP_RUN);
+
+                c->f->pack(c->w, o, at_most(c->o1 - o, STRIP), i, n, buffer);
+                t.g0 = i / t.group;
+                t.g1 = (i + n) / t.group;
+                for (uint32_t r = 0; r < n_row; r += TILE_ROWS) {
+                    t.act = c->run.act + (r0 + r) * t.act_bytes;
+                    c->rows(&t, at_most(n_row - r, TILE_ROWS), acc + (size_t)r * STRIP);
+                }
+            }
+            strip_store(c, o, r0, n_row, acc);
+        }
+    }
+}
+
+V_INLINE void strip_product(int terms, const struct esp_weight *w, const void *act, struct strip_call *c)
+{
+    const size_t n_group = w->n_in / w->group;
+
+    c->w = w;
+    c->f = format_of(w);
+    c->rows = c->f->rows[terms - 1];
+    c->run = (struct strip_run){.act = act,
+                                .act_bytes = int_bytes(w->n_in, w->group, terms),
+                                .pad = pad_to(n_group, VW),
+                                .g1 = n_group,
+                                .group = w->group,
+                                .scale = w->scale_type};
+    if (w->packed)
+        strip_packed(c);
+    else
+        strip_unpacked(c);
+}
+
+static void int8_product(const struct esp_weight *w, const void *act, uint32_t n_row, uint32_t o0,
+                         uint32_t o1, float *y, size_t ldy)
+{
+    strip_product(1, w, act, &(struct strip_call){.n_row = n_row, .o0 = o0, .o1 = o1, .y = y, .ldy = ldy});
+}
+
+static void int8x2_product(const struct esp_weight *w, const void *act, uint32_t n_row, uint32_t o0,
+                           uint32_t o1, float *y, size_t ldy)
+{
+    strip_product(2, w, act, &(struct strip_call){.n_row = n_row, .o0 = o0, .o1 = o1, .y = y, .ldy = ldy});
+}
 
 void esp_affine_int_init_avx512vnni(struct esp_kernels *k)
 {
-    affine_int_init(k);
+    for (int f = ESP_FORMAT_AFFINE2; f <= ESP_FORMAT_AFFINE8; f++) {
+        k->linear[f][ESP_ACT_INT8] =
+            (struct esp_linear){int8_bytes, int8_prepare, int8_product, strip_pack_bytes, strip_pack};
+        k->linear[f][ESP_ACT_INT8X2] =
+            (struct esp_linear){int8x2_bytes, int8x2_prepare, int8x2_product, strip_pack_bytes, strip_pack};
+    }
 }

@@ -360,9 +360,10 @@ static void int8x2_prepare_4bit(const struct esp_weight *w, const float *x, size
 static void affine_int_init(struct esp_kernels *k)
 {
     for (int f = ESP_FORMAT_AFFINE2; f <= ESP_FORMAT_AFFINE8; f++) {
-        k->linear[f][ESP_ACT_INT8] = (struct esp_linear){int8_bytes, int8_prepare_natural, int8_product};
+        k->linear[f][ESP_ACT_INT8] =
+            (struct esp_linear){int8_bytes, int8_prepare_natural, int8_product, NULL, NULL};
         k->linear[f][ESP_ACT_INT8X2] =
-            (struct esp_linear){int8x2_bytes, int8x2_prepare_natural, int8x2_product};
+            (struct esp_linear){int8x2_bytes, int8x2_prepare_natural, int8x2_product, NULL, NULL};
     }
     k->linear[ESP_FORMAT_AFFINE2][ESP_ACT_INT8].prepare = int8_prepare_2bit;
     k->linear[ESP_FORMAT_AFFINE2][ESP_ACT_INT8X2].prepare = int8x2_prepare_2bit;

@@ -162,7 +162,7 @@ typedef void (*affine_block_fn)(const struct affine_call *c, const struct affine
 
 /* All of a call: blocks of outputs whose weights stay in L2, in them blocks of rows, in them four outputs at
  * a time. */
-static void affine_product(const struct affine_call *c, affine_block_fn run)
+V_INLINE void affine_product(const struct affine_call *c, affine_block_fn run)
 {
     const size_t fit = AFFINE_BLOCK_BYTES / c->w->row_bytes & ~(size_t)(AFFINE_OUTS - 1);
     const uint32_t block =

@@ -147,5 +147,6 @@ static void product(const struct esp_weight *w, const void *act, uint32_t n_row,
 
 void esp_kernels_init_avx512bf16(struct esp_kernels *k)
 {
-    k->linear[ESP_FORMAT_BF16][ESP_ACT_BF16] = (struct esp_linear){prepared_bytes, prepare, product};
+    k->linear[ESP_FORMAT_BF16][ESP_ACT_BF16] =
+        (struct esp_linear){prepared_bytes, prepare, product, NULL, NULL};
 }

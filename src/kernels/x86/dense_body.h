@@ -87,9 +87,9 @@ static void dense_init(struct esp_kernels *k)
 
     for (size_t i = 0; i < sizeof row / sizeof row[0]; i++) {
         k->linear[row[i].format][ESP_ACT_F32] =
-            (struct esp_linear){dense_prepared_bytes, NULL, row[i].product};
+            (struct esp_linear){dense_prepared_bytes, NULL, row[i].product, NULL, NULL};
         k->linear[row[i].format][ESP_ACT_BF16] =
-            (struct esp_linear){dense_prepared_bytes, dense_prepare_bf16, row[i].product};
+            (struct esp_linear){dense_prepared_bytes, dense_prepare_bf16, row[i].product, NULL, NULL};
     }
 }
 

@@ -335,10 +335,14 @@ static void t_product_float(const struct esp_weight *w, const void *act, uint32_
 static void trellis_init(struct esp_kernels *k)
 {
     for (int f = ESP_FORMAT_TRELLIS1; f <= ESP_FORMAT_TRELLIS8; f++) {
-        k->linear[f][ESP_ACT_F32] = (struct esp_linear){t_float_bytes, t_prepare_f32, t_product_float};
-        k->linear[f][ESP_ACT_BF16] = (struct esp_linear){t_float_bytes, t_prepare_bf16, t_product_float};
-        k->linear[f][ESP_ACT_INT8X2] = (struct esp_linear){t_int_bytes, t_prepare_int8x2, t_product_int};
-        k->linear[f][ESP_ACT_INT8] = (struct esp_linear){t_int_bytes, t_prepare_int8, t_product_int};
+        k->linear[f][ESP_ACT_F32] =
+            (struct esp_linear){t_float_bytes, t_prepare_f32, t_product_float, NULL, NULL};
+        k->linear[f][ESP_ACT_BF16] =
+            (struct esp_linear){t_float_bytes, t_prepare_bf16, t_product_float, NULL, NULL};
+        k->linear[f][ESP_ACT_INT8X2] =
+            (struct esp_linear){t_int_bytes, t_prepare_int8x2, t_product_int, NULL, NULL};
+        k->linear[f][ESP_ACT_INT8] =
+            (struct esp_linear){t_int_bytes, t_prepare_int8, t_product_int, NULL, NULL};
     }
 }
 
