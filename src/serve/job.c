@@ -14,6 +14,8 @@
 #include "base/mem.h"
 #include "engine/chat.h"
 
+#include "serve/constrain.h"
+
 static void free_job(struct esp_job *j)
 {
     for (uint32_t i = 0; i < j->n; i++)
@@ -219,15 +221,21 @@ static bool submit(struct esp_job *j, struct esp_choice *c, const struct esp_ids
                                     .n_choice = c ? 1 : j->n,
                                     .opts = seq_opts(j, c),
                                     .user = j};
+    struct esp_constraint constraint = {0};
     esp_error err;
     esp_status s = ESP_ENOMEM;
     uint64_t id = 0;
 
     if (marks && bias) {
+        s = esp_constrain_open(&constraint, j->gen, c ? &c->tokens : NULL, &err);
+        r.constraint = constraint.mask ? &constraint : NULL;
         r.n_mark = j->gen->no_cache ? 0 : marks_of(j->s, ids, marks);
         r.opts.sampling.bias = bias;
         r.opts.sampling.n_bias = n_bias;
-        s = esp_service_submit(j->s->service, &r, &id, &err);
+        if (s == ESP_OK)
+            s = esp_service_submit(j->s->service, &r, &id, &err);
+        if (s != ESP_OK && r.constraint)
+            constraint.close(constraint.user);
     } else {
         esp_fail(&err, s, "no memory for the request");
     }
