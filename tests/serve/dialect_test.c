@@ -394,7 +394,8 @@ static void test_responses_refused(void **state)
 #define PERSON                                                                                               \
     "{'type':'object','properties':{'name':{'type':'string','maxLength':6},'age':{'type':'integer'},'tags':" \
     "{"                                                                                                      \
-    "'type':'array','items':{'enum':['a','b']},'maxItems':2}},'required':['name','age']}"
+    "'type':'array','items':{'enum':['a','b']},'maxItems':2}},'required':['name','age'],'"                   \
+    "additionalProperties':false}"
 
 /* A person, whatever the model would rather say. */
 static void check_person(const char *text)
