@@ -12,6 +12,7 @@
 
 #include "base/mem.h"
 
+#include "serve/constrain.h"
 #include "serve/params.h"
 #include "serve/replay.h"
 #include "serve/route.h"
@@ -281,6 +282,7 @@ static bool read_chat(struct esp_call *c, struct chat *a)
     if (esp_field_string(&f, "reasoning_format", &format))
         a->p.raw_reasoning = strcmp(format, "none") == 0;
     esp_params_refuse(&f);
+    esp_constrain_read(&f, &a->gen);
     for (size_t i = 0; i < sizeof no_effect / sizeof no_effect[0]; i++)
         esp_field_any(&f, no_effect[i]);
     json_decref(a->gen.ignored);

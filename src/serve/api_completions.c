@@ -13,6 +13,7 @@
 #include "base/utf8.h"
 #include "engine/chat.h"
 
+#include "serve/constrain.h"
 #include "serve/params.h"
 #include "serve/route.h"
 
@@ -316,6 +317,7 @@ static bool read_request(struct esp_call *c, struct completion *a)
         esp_field_bool(&s, "include_usage", &a->include_usage);
     }
     esp_params_refuse(&f);
+    esp_constrain_read(&f, &a->gen);
     esp_field_any(&f, "model");
     if (!c->e.http && a->gen.max_tokens < 0)
         a->gen.max_tokens = DEFAULT_MAX_TOKENS;
@@ -341,6 +343,8 @@ static bool start_all(struct esp_call *c, struct completion *a)
 {
     uint64_t limits[MAX_PROMPTS];
 
+    if (!esp_constrain_compile(c->s, &a->gen, NULL, false, &c->e))
+        return false;
     for (size_t i = 0; i < a->n_prompt; i++)
         if (!esp_job_limit(c->s, &a->gen, a->prompts[i].n, &limits[i], &c->e))
             return false;

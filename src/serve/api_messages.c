@@ -11,6 +11,7 @@
 #include "base/json.h"
 #include "base/mem.h"
 
+#include "serve/constrain.h"
 #include "serve/params.h"
 #include "serve/replay.h"
 #include "serve/route.h"
@@ -307,16 +308,16 @@ static void read_tools(struct esp_call *c, struct esp_fields *f, struct message 
 
 static void read_thinking(struct esp_call *c, struct esp_fields *f, struct message *a)
 {
-    const json_t *config = NULL;
+    const json_t *config = NULL, *format;
     struct esp_fields o;
 
     if (!c->s->o.messages_thinking_model)
         a->p.thinking = 0;
     if (esp_field_object(f, "output_config", &config)) {
         esp_fields_init(&o, config, "output_config.", &c->e);
-        if (esp_field_any(&o, "format"))
-            esp_api_fail(&c->e, "unsupported_value", "output_config.format",
-                         "output_config.format: structured output is not in this version");
+        format = esp_field_any(&o, "format");
+        if (format)
+            esp_constrain_format(f, format, "output_config.format", &a->gen);
         esp_field_any(&o, "effort"); /* how much to think: a hint */
     }
     esp_chat_read_thinking(f, &a->p);
@@ -343,6 +344,7 @@ static bool read_request(struct esp_call *c, struct message *a, int limit)
     read_thinking(c, &f, a);
     read_tools(c, &f, a);
     esp_params_refuse(&f);
+    esp_constrain_read(&f, &a->gen);
     if (esp_field_any(&f, "mcp_servers"))
         esp_gen_warn(&a->gen, "mcp_servers have no effect here");
     for (size_t i = 0; i < sizeof no_effect / sizeof no_effect[0]; i++)

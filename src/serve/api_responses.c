@@ -11,6 +11,7 @@
 #include "base/json.h"
 #include "base/mem.h"
 
+#include "serve/constrain.h"
 #include "serve/replay.h"
 #include "serve/response_input.h"
 #include "serve/route.h"
@@ -476,12 +477,8 @@ static void refuse_fields(struct esp_fields *f, struct response *a)
 
         esp_fields_init(&t, text, "text.", f->e);
         format = esp_field_any(&t, "format");
-        if (format && strcmp(json_is_string(json_object_get(format, "type"))
-                                 ? json_string_value(json_object_get(format, "type"))
-                                 : "",
-                             "text") != 0)
-            esp_api_fail(f->e, "unsupported_value", "text.format",
-                         "text.format: %s is not in this version; text is", esp_show_value(format));
+        if (format)
+            esp_constrain_format(f, format, "text.format", &a->gen);
     }
     if (esp_field_word(f, "truncation", "disabled|auto", &truncation) && truncation == 1)
         esp_api_fail(f->e, "unsupported_value", "truncation",
@@ -585,6 +582,7 @@ static bool read_request(struct esp_call *c, struct response *a)
     a->want_summary = json_is_string(summary);
     read_tools(c, &f, a);
     esp_params_refuse(&f);
+    esp_constrain_read(&f, &a->gen);
     for (size_t i = 0; i < sizeof no_effect / sizeof no_effect[0]; i++)
         esp_field_any(&f, no_effect[i]);
     if (!read_messages(c, &f, a))

@@ -38,6 +38,7 @@ void esp_gen_init(struct esp_gen *g, const struct esp_server *s)
 void esp_gen_free(struct esp_gen *g)
 {
     esp_free(g->bias);
+    esp_grammar_release(g->grammar);
     json_decref(g->ignored);
     json_decref(g->warnings);
 }

@@ -14,6 +14,8 @@
 #include "base/mem.h"
 #include "engine/chat.h"
 
+#include "serve/constrain.h"
+
 static void free_job(struct esp_job *j)
 {
     for (uint32_t i = 0; i < j->n; i++)
@@ -206,6 +208,21 @@ static esp_seq_opts seq_opts(const struct esp_job *j, const struct esp_choice *c
     return o;
 }
 
+/* A request whose arrays and constraint are there; the constraint is closed when it is not taken. */
+static esp_status hand_over(struct esp_job *j, struct esp_service_request *r, const struct esp_ids *sampled,
+                            uint64_t *id, esp_error *err)
+{
+    struct esp_constraint constraint;
+    esp_status s;
+
+    ESP_TRY(esp_constrain_open(&constraint, j->gen, sampled, err));
+    r->constraint = constraint.mask ? &constraint : NULL;
+    s = esp_service_submit(j->s->service, r, id, err);
+    if (s != ESP_OK && r->constraint)
+        constraint.close(constraint.user);
+    return s;
+}
+
 /* Hand ids to the engine for one choice, or for all of them when c is NULL. */
 static bool submit(struct esp_job *j, struct esp_choice *c, const struct esp_ids *ids, uint64_t limit,
                    struct esp_api_error *e)
@@ -227,7 +244,7 @@ static bool submit(struct esp_job *j, struct esp_choice *c, const struct esp_ids
         r.n_mark = j->gen->no_cache ? 0 : marks_of(j->s, ids, marks);
         r.opts.sampling.bias = bias;
         r.opts.sampling.n_bias = n_bias;
-        s = esp_service_submit(j->s->service, &r, &id, &err);
+        s = hand_over(j, &r, c ? &c->tokens : NULL, &id, &err);
     } else {
         esp_fail(&err, s, "no memory for the request");
     }

@@ -7,6 +7,7 @@
 #ifndef ESP_SERVE_JOB_H
 #define ESP_SERVE_JOB_H
 
+#include "grammar/grammar.h"
 #include "text/bpe.h"
 #include "text/detokenize.h"
 #include "text/stop.h"
@@ -25,6 +26,15 @@ enum esp_end {
     ESP_END_GONE    /* cancelled */
 };
 enum esp_job_why { ESP_JOB_GONE, ESP_JOB_SLOW, ESP_JOB_DRAINING, ESP_JOB_ASKED };
+
+enum esp_form {
+    ESP_FORM_FREE,
+    ESP_FORM_SCHEMA, /* JSON; value NULL: any object */
+    ESP_FORM_REGEX,
+    ESP_FORM_CHOICE,
+    ESP_FORM_GBNF,
+    ESP_FORM_TOOLS
+};
 
 /* What a request asks for, whatever its dialect. Texts lie in the call's body. */
 struct esp_gen {
@@ -49,7 +59,13 @@ struct esp_gen {
     double ping;
     esp_adapter_use adapters[ESP_ADAPTERS_MAX];
     uint32_t n_adapter;
-    char adapter[64];           /* as named, "" for none */
+    char adapter[64];   /* as named, "" for none */
+    enum esp_form form; /* of the answer; see constrain.h */
+    const json_t *form_value;
+    char form_param[64];
+    bool form_strict, form_compact;
+    struct esp_grammar *grammar; /* owned, or NULL */
+    struct esp_matcher_opts match;
     json_t *ignored, *warnings; /* arrays, owned */
     bool truncated;             /* max_tokens were lowered: ext says so */
     int64_t clamped_to;

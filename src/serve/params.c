@@ -286,36 +286,19 @@ void esp_params_refuse(struct esp_fields *f)
     static const struct {
         const char *name, *instead;
     } rows[] = {
-        {"structured_outputs", "structured output is not in this version"},
-        {"guided_json", "structured output is not in this version"},
-        {"guided_regex", "structured output is not in this version"},
-        {"guided_choice", "structured output is not in this version"},
-        {"guided_grammar", "structured output is not in this version"},
-        {"grammar", "structured output is not in this version"},
-        {"json_schema", "structured output is not in this version"},
         {"audio", "audio is not supported"},
         {"functions", "use tools instead"},
         {"function_call", "use tool_choice instead"},
         {"web_search_options", "there is no web search here"},
         {"mm_processor_kwargs", "images and video are not in this version"},
     };
-    const json_t *format = NULL, *list = NULL, *v;
-    const char *type = NULL;
+    const json_t *list = NULL, *v;
     size_t i;
 
     for (i = 0; i < sizeof rows / sizeof rows[0]; i++)
         if (esp_field_any(f, rows[i].name))
             esp_api_fail(f->e, "unsupported_value", esp_field_path(f, rows[i].name), "%s: %s", rows[i].name,
                          rows[i].instead);
-    if (esp_field_object(f, "response_format", &format)) {
-        type = json_string_value(json_object_get(format, "type"));
-        if (!type)
-            esp_api_fail(f->e, "missing_field", "response_format.type",
-                         "response_format.type: a string is needed");
-        else if (strcmp(type, "text") != 0)
-            esp_api_fail(f->e, "unsupported_value", "response_format",
-                         "response_format: '%.100s' is not in this version; text is accepted", type);
-    }
     if (esp_field_array(f, "modalities", &list))
         json_array_foreach(list, i, v) if (!json_string_value(v) || strcmp(json_string_value(v), "text") != 0)
             esp_api_fail(f->e, "unsupported_value", "modalities",

@@ -13,6 +13,7 @@
 #include "engine/chat.h"
 #include "text/toolvalue.h"
 
+#include "serve/constrain.h"
 #include "serve/params.h"
 #include "serve/replay.h"
 
@@ -121,9 +122,6 @@ static bool check_tool(struct esp_fields *f, const json_t *tool, size_t i)
     if (parameters && !json_is_object(parameters) && !json_is_null(parameters))
         return esp_api_fail(f->e, "invalid_type", at,
                             "%s.function.parameters: a JSON Schema object is needed", at);
-    if (json_is_true(json_object_get(fn, "strict")))
-        return esp_api_fail(f->e, "unsupported_value", at, "%s.function.strict: true is not in this version",
-                            at);
     return true;
 }
 
@@ -501,8 +499,11 @@ bool esp_prompt_chat(struct esp_prompt *out, const struct esp_chat_params *p, st
     esp_strbuf_init(&out->text, (size_t)s->o.max_prompt_bytes);
     esp_ids_init(&out->ids, ESP_LIMIT_TURN_BYTES);
     ok = render(out, p, s, &spans, e);
+    if (ok && g)
+        ok = esp_constrain_compile(s, g, p, out->thinking, e);
     if (ok) {
-        force_call(out, p);
+        if (!g || !g->grammar)
+            force_call(out, p); /* without a grammar that does it */
         ok = append_forced(out, s, e);
         if (!p->continue_final && !p->no_generation_prompt)
             note_opening(out);

@@ -18,12 +18,13 @@
 #include "engine/chat.h"
 
 #include "serve/background.h"
+#include "serve/constrain.h"
 #include "serve/job.h"
 #include "serve/keys.h"
 #include "serve/replay.h"
 #include "serve/store.h"
 
-enum { EVENTS_AT_ONCE = 64, TICK_MS = 100 };
+enum { EVENTS_AT_ONCE = 64, TICK_MS = 100, N_GRAMMARS = 64 };
 
 struct loading {
     struct esp_server *s;
@@ -62,7 +63,10 @@ static esp_status load(void *arg, esp_error *err)
 {
     struct loading *l = arg;
 
-    return l->s->o.load(l->s->o.user, &l->made, err);
+    ESP_TRY(l->s->o.load(l->s->o.user, &l->made, err));
+    if (!esp_model_tokenizer(l->made.model))
+        return esp_fail(err, ESP_ENOTFOUND, "the model has no tokenizer.json; a server needs text");
+    return esp_grammars_open(&l->s->grammars, l->made.model, N_GRAMMARS, err);
 }
 
 static void on_events(evutil_socket_t fd, short what, void *arg)
@@ -99,8 +103,6 @@ static esp_status start_service(struct esp_server *s, const struct esp_serve_eng
     s->queue = made->queue;
     s->kv_tokens = made->kv_tokens;
     esp_model_describe(s->model, &s->info);
-    if (!esp_model_tokenizer(s->model))
-        return esp_fail(err, ESP_ENOTFOUND, "the model has no tokenizer.json; a server needs text");
     s->ends = esp_alloc_array(s->info.n_token + 1, sizeof *s->ends);
     if (!s->ends)
         return esp_fail(err, ESP_ENOMEM, "no memory for the server");
@@ -341,6 +343,7 @@ static void close_server(struct esp_server *s)
         event_free(s->events);
     esp_http_close(s->http);
     esp_service_close(s->service);
+    esp_grammars_close(s->grammars);
     if (s->engine)
         esp_engine_flush(s->engine, NULL);
     if (s->tick)

@@ -24,6 +24,7 @@ struct esp_adapters;
 struct esp_replay;
 struct esp_store;
 struct esp_background;
+struct esp_grammars;
 
 enum esp_phase { ESP_PHASE_LOADING, ESP_PHASE_READY, ESP_PHASE_DRAINING, ESP_PHASE_FAILED };
 
@@ -56,6 +57,7 @@ struct esp_server {
     struct esp_adapters *adapters;
     struct esp_replay *replay;
     struct esp_store *store;
+    struct esp_grammars *grammars;
     json_t *recent; /* array of the last requests */
 };
 

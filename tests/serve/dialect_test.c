@@ -389,6 +389,84 @@ static void test_responses_refused(void **state)
     }
 }
 
+/* ---- structured output ---- */
+
+#define PERSON                                                                                               \
+    "{'type':'object','properties':{'name':{'type':'string','maxLength':6},'age':{'type':'integer'},'tags':" \
+    "{"                                                                                                      \
+    "'type':'array','items':{'enum':['a','b']},'maxItems':2}},'required':['name','age'],'"                   \
+    "additionalProperties':false}"
+
+/* A person, whatever the model would rather say. */
+static void check_person(const char *text)
+{
+    json_t *v = json_loads(text, 0, NULL);
+    const json_t *name = json_object_get(v, "name");
+
+    if (!json_is_string(name) || !json_is_integer(json_object_get(v, "age")))
+        fail_msg("'%s' is no person", text);
+    assert_true(json_string_length(name) <= 6);
+    json_decref(v);
+}
+
+static void test_structured(void **state)
+{
+    struct reply r =
+        client_postf(&shared, "/v1/chat/completions", 200,
+                     "{" USER("Who is it?") ",'n':2,'seed':4,'temperature':1,'max_tokens':150,"
+                                            "'response_format':{'type':'json_schema','json_schema':{"
+                                            "'name':'p','strict':true,'schema':" PERSON "}}}");
+
+    (void)state;
+    check_person(text_at(r.json, "choices.0.message.content"));
+    check_person(text_at(r.json, "choices.1.message.content"));
+    assert_string_equal(text_at(r.json, "choices.0.finish_reason"), "stop");
+    reply_free(&r);
+    /* thinking first, and cut short; the form holds behind it */
+    r = client_postf(
+        &shared, "/v1/chat/completions", 200,
+        "{" USER(
+            "Add: 12 + 7") ",'enable_thinking':true,'thinking_budget':5,'temperature':0,'max_tokens':300,"
+                           "'json_schema':" PERSON "}");
+    check_person(text_at(r.json, "choices.0.message.content"));
+    assert_true(text_at(r.json, "choices.0.message.reasoning_content")[0] != '\0');
+    reply_free(&r);
+    r = client_postf(&shared, RESPONSES, 200,
+                     "{'input':'Who is "
+                     "it?','temperature':0,'max_output_tokens':150,'text':{'format':{'type':'json_schema',"
+                     "'name':'p','strict':true,'schema':" PERSON "}}}");
+    check_person(text_at(r.json, "output.0.content.0.text"));
+    reply_free(&r);
+    r = client_postf(
+        &shared, MESSAGES, 200,
+        "{" USER("Who is it?") ",'temperature':0,'max_tokens':150,'output_config':{'format':{'type':"
+                               "'json_schema','schema':" PERSON "}}}");
+    check_person(text_at(r.json, "content.0.text"));
+    reply_free(&r);
+    r = client_postf(&shared, "/v1/completions", 200,
+                     "{'prompt':['It is ','So "
+                     "'],'temperature':1,'seed':1,'structured_outputs':{'choice':['red','green']}}");
+    for (int i = 0; i < 2; i++) {
+        const char *text = text_at(r.json, i ? "choices.1.text" : "choices.0.text");
+
+        assert_true(strcmp(text, "red") == 0 || strcmp(text, "green") == 0);
+    }
+    reply_free(&r);
+    r = client_postf(
+        &shared, "/v1/completions", 200,
+        "{'prompt':'It is ','temperature':1,'seed':1,'guided_regex':'[0-9]{3}-[a-c]+','max_tokens':12}");
+    assert_true(text_at(r.json, "choices.0.text")[3] == '-');
+    reply_free(&r);
+    /* strict tools: the arguments too */
+    r = client_postf(
+        &shared, "/v1/chat/completions", 200,
+        "{" USER("Add: 12 + 7") ",'temperature':1,'seed':3,'max_tokens':200,'parallel_tool_calls':false,"
+                                "'tool_choice':'required','tools':[{'type':'function','function':{'name':'f',"
+                                "'strict':true,'parameters':" PERSON "}}]}");
+    check_person(text_at(r.json, "choices.0.message.tool_calls.0.function.arguments"));
+    reply_free(&r);
+}
+
 /* ---- prefixes ---- */
 
 /* Turn after turn at a high temperature, where tokens are seldom those that the text would give: with stable
@@ -464,6 +542,7 @@ int main(void)
                                        cmocka_unit_test(test_responses),
                                        cmocka_unit_test(test_store),
                                        cmocka_unit_test(test_responses_refused),
+                                       cmocka_unit_test(test_structured),
                                        cmocka_unit_test(test_stable_history),
                                        cmocka_unit_test(test_tool_loop)};
 
