@@ -50,11 +50,7 @@ static bool burn(void *user, const char *what, const char *item, double done, do
     return true;
 }
 
-#ifdef __SANITIZE_ADDRESS__
-enum { SLOW = 1 }; /* choosing bits runs the model for every matrix */
-#else
-enum { SLOW = 0 };
-#endif
+enum { SLOW = TEST_SANITIZED }; /* choosing bits runs the model for every matrix */
 
 static const char *const KEEP[] = {"*attn*=bf16", "layers.[1-7].mlp.*=bf16"};
 
