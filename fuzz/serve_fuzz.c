@@ -128,7 +128,8 @@ static void fuzz_body(int kind, const char *data, size_t size)
             check_gen(&g);
         check_error(&e);
         json_decref(esp_fields_ignored(&f));
-        json_decref(esp_api_error_body(&e, ESP_FAMILY_OPENAI, NULL));
+        if (e.http)
+            json_decref(esp_api_error_body(&e, ESP_FAMILY_OPENAI, NULL));
         esp_api_error_clear(&e);
         esp_chat_free(&p);
         esp_gen_free(&g);

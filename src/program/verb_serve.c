@@ -115,6 +115,9 @@ static esp_status take_network(struct serving *s, esp_error *err)
     ESP_TRY(take_list(s, OPT_HOST, o->hosts, ESP_SERVE_MAX_HOSTS, &o->n_host, err));
     ESP_TRY(take_list(s, OPT_ALLOWED_HOSTS, o->allowed_hosts, ESP_SERVE_MAX_NAMES, &o->n_allowed_host, err));
     ESP_TRY(take_list(s, OPT_CORS_ORIGINS, o->cors_origins, ESP_SERVE_MAX_NAMES, &o->n_cors, err));
+    for (size_t i = 0; i < v[OPT_ADAPTER].n && i < ESP_SERVE_MAX_NAMES; i++)
+        o->adapters[o->n_adapter++] = v[OPT_ADAPTER].list[i];
+    o->adapter_dir = v[OPT_ADAPTER_DIR].s;
     ESP_TRY(take_list(s, OPT_ALIAS, o->aliases, ESP_SERVE_MAX_NAMES, &o->n_alias, err));
     o->port = (uint16_t)v[OPT_PORT].i;
     o->api_prefix = v[OPT_API_PREFIX].s;
@@ -244,6 +247,8 @@ static esp_status engine_opts(struct serving *s, esp_error *err)
     e->max_stall_ms = (uint32_t)v[OPT_MAX_STALL].i;
     e->admission = v[OPT_ADMISSION].i ? ESP_ADMISSION_EXPECTED : ESP_ADMISSION_WORST;
     e->snapshots = e->rows;
+    if (v[OPT_ADAPTER].given || v[OPT_ADAPTER_DIR].given)
+        e->max_rank = (uint32_t)v[OPT_MAX_RANK].i;
     ESP_TRY(esp_engine_plan(s->session.model, e, &one, err));
     n = one.state_per_seq ? v[OPT_CACHE_RAM].size / one.state_per_seq : 0;
     e->checkpoints = (uint32_t)(n < MAX_CHECKPOINTS ? n : MAX_CHECKPOINTS);
