@@ -20,6 +20,7 @@
 
 #include "program/machine.h"
 #include "program/output.h"
+#include "program/running.h"
 #include "program/session.h"
 
 enum { MIN_CONTEXT = 4096, MAX_CONFIG = 1 << 20, MIN_SEQS = 16, PAGE = 256, MAX_CHECKPOINTS = 256 };
@@ -346,7 +347,12 @@ static void print_ready(const struct serving *s)
 
 static void ready(void *user)
 {
-    print_ready(user);
+    const struct serving *s = user;
+
+    print_ready(s);
+    esp_running_add(json_pack("{s:s,s:s,s:I,s:I}", "url", s->url, "model", s->o.model_id, "context",
+                              (json_int_t)s->session.engine_opts.context, "rows",
+                              (json_int_t)s->session.engine_opts.rows));
 }
 
 static void log_line(void *user, const char *line)
@@ -504,6 +510,7 @@ static int run(struct serving *s, struct esp_options *o)
     status = write_pid(pidfile, &err);
     if (status == ESP_OK)
         status = esp_serve(&s->o, &err);
+    esp_running_remove();
     if (pidfile)
         unlink(pidfile);
     if (status == ESP_ECANCELLED && esp_interrupted())

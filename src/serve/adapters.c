@@ -205,27 +205,34 @@ bool esp_mounts_known(const struct esp_server *s, const char *model)
     return names_in(s, model) != NULL;
 }
 
+static void add_defaults(struct esp_fields *f, struct esp_gen *g, const struct esp_server *s)
+{
+    for (size_t i = 0; s->adapters && i < MAX_MOUNTED; i++)
+        if (s->adapters->v[i].adapter && s->adapters->v[i].standard)
+            add(f, g, s, s->adapters->v[i].id, strlen(s->adapters->v[i].id), 1);
+}
+
 void esp_mounts_read(struct esp_fields *f, struct esp_gen *g, const struct esp_server *s)
 {
     const json_t *v = esp_field_any(f, "adapter"), *lora = esp_field_any(f, "lora"),
                  *model = esp_field_any(f, "model");
-    const char *names = json_string_value(v), *in_model = names_in(s, json_string_value(model));
+    const char *in_model = names_in(s, json_string_value(model)), *names;
 
     if (!v)
         v = lora;
+    names = json_string_value(v);
     if (f->e->http)
         return;
     if (json_is_array(v))
         add_list(f, g, s, v);
-    else if (names && strcmp(names, "none") != 0)
-        add_names(f, g, s, names);
     else if (v && !names)
         esp_field_wrong(f, "adapter", v, "a name or an array of {id, scale}");
+    else if (names && strcmp(names, "none") != 0)
+        add_names(f, g, s, names);
     else if (!v && in_model)
         add_names(f, g, s, in_model);
-    for (size_t i = 0; !v && !in_model && s->adapters && i < MAX_MOUNTED; i++)
-        if (s->adapters->v[i].adapter && s->adapters->v[i].standard)
-            add(f, g, s, s->adapters->v[i].id, strlen(s->adapters->v[i].id), 1);
+    else if (!v)
+        add_defaults(f, g, s);
 }
 
 void esp_mounts_use(struct esp_server *s, const struct esp_gen *g, int by)

@@ -294,6 +294,8 @@ static bool go_on(struct esp_choice *c)
 static void add_usage(esp_usage *u, const esp_usage *x)
 {
     u->preemptions += x->preemptions;
+    u->drafted += x->drafted;
+    u->accepted += x->accepted;
     u->queue_ms += x->queue_ms;
     u->prompt_ms += x->prompt_ms;
     u->generate_ms += x->generate_ms;
