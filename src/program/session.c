@@ -192,7 +192,8 @@ esp_status esp_session_open(struct esp_session *s, const struct esp_options *opt
     if (status != ESP_OK)
         return status;
     esp_model_describe(s->model, &s->info);
-    return esp_opt_for(esp_opt_get(OPT_ADAPTER), opt->verb)
+    return esp_opt_for(esp_opt_get(OPT_ADAPTER), opt->verb) &&
+                   opt->verb->id != VERB_SERVE /* mounts its own */
                ? esp_adapters_open(&s->adapters, s->model, &opt->v[OPT_ADAPTER], err)
                : ESP_OK;
 }

@@ -20,6 +20,7 @@
 
 #include "program/machine.h"
 #include "program/output.h"
+#include "program/running.h"
 #include "program/session.h"
 
 enum { MIN_CONTEXT = 4096, MAX_CONFIG = 1 << 20, MIN_SEQS = 16, PAGE = 256, MAX_CHECKPOINTS = 256 };
@@ -115,6 +116,9 @@ static esp_status take_network(struct serving *s, esp_error *err)
     ESP_TRY(take_list(s, OPT_HOST, o->hosts, ESP_SERVE_MAX_HOSTS, &o->n_host, err));
     ESP_TRY(take_list(s, OPT_ALLOWED_HOSTS, o->allowed_hosts, ESP_SERVE_MAX_NAMES, &o->n_allowed_host, err));
     ESP_TRY(take_list(s, OPT_CORS_ORIGINS, o->cors_origins, ESP_SERVE_MAX_NAMES, &o->n_cors, err));
+    for (size_t i = 0; i < v[OPT_ADAPTER].n && i < ESP_SERVE_MAX_NAMES; i++)
+        o->adapters[o->n_adapter++] = v[OPT_ADAPTER].list[i];
+    o->adapter_dir = v[OPT_ADAPTER_DIR].s;
     ESP_TRY(take_list(s, OPT_ALIAS, o->aliases, ESP_SERVE_MAX_NAMES, &o->n_alias, err));
     o->port = (uint16_t)v[OPT_PORT].i;
     o->api_prefix = v[OPT_API_PREFIX].s;
@@ -244,6 +248,8 @@ static esp_status engine_opts(struct serving *s, esp_error *err)
     e->max_stall_ms = (uint32_t)v[OPT_MAX_STALL].i;
     e->admission = v[OPT_ADMISSION].i ? ESP_ADMISSION_EXPECTED : ESP_ADMISSION_WORST;
     e->snapshots = e->rows;
+    if (v[OPT_ADAPTER].given || v[OPT_ADAPTER_DIR].given)
+        e->max_rank = (uint32_t)v[OPT_MAX_RANK].i;
     ESP_TRY(esp_engine_plan(s->session.model, e, &one, err));
     n = one.state_per_seq ? v[OPT_CACHE_RAM].size / one.state_per_seq : 0;
     e->checkpoints = (uint32_t)(n < MAX_CHECKPOINTS ? n : MAX_CHECKPOINTS);
@@ -341,7 +347,12 @@ static void print_ready(const struct serving *s)
 
 static void ready(void *user)
 {
-    print_ready(user);
+    const struct serving *s = user;
+
+    print_ready(s);
+    esp_running_add(json_pack("{s:s,s:s,s:I,s:I}", "url", s->url, "model", s->o.model_id, "context",
+                              (json_int_t)s->session.engine_opts.context, "rows",
+                              (json_int_t)s->session.engine_opts.rows));
 }
 
 static void log_line(void *user, const char *line)
@@ -499,6 +510,7 @@ static int run(struct serving *s, struct esp_options *o)
     status = write_pid(pidfile, &err);
     if (status == ESP_OK)
         status = esp_serve(&s->o, &err);
+    esp_running_remove();
     if (pidfile)
         unlink(pidfile);
     if (status == ESP_ECANCELLED && esp_interrupted())

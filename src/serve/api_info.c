@@ -7,6 +7,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "serve/adapters.h"
 #include "serve/job.h"
 #include "serve/page.h"
 #include "serve/route.h"
@@ -103,8 +104,20 @@ static json_t *model_json(const struct esp_server *s)
 
 void esp_get_models(struct esp_call *c)
 {
-    json_t *list = json_pack("[o]", model_json(c->s));
+    json_t *list = json_pack("[o]", model_json(c->s)), *ids = esp_mounts_ids(c->s), *id;
+    size_t i;
 
+    json_array_foreach(ids, i, id)
+    {
+        json_t *m = model_json(c->s);
+
+        json_object_set(m, "id", id);
+        json_object_set(m, "display_name", id);
+        json_object_set_new(m, "aliases", json_array());
+        json_object_set_new(m, "parent", json_string(c->s->o.model_id));
+        json_array_append_new(list, m);
+    }
+    json_decref(ids);
     esp_reply_json(c, 200,
                    json_pack("{s:s,s:o,s:b,s:s,s:s}", "object", "list", "data", list, "has_more", 0,
                              "first_id", c->s->o.model_id, "last_id", c->s->o.model_id));

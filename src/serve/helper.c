@@ -11,6 +11,7 @@
 #include "base/hash.h"
 #include "base/rng.h"
 
+#include "serve/adapters.h"
 #include "serve/server.h"
 
 double esp_serve_now(void)
@@ -71,7 +72,7 @@ json_t *esp_model_name(const struct esp_server *s, const char *adapter)
 
 static bool is_served(const struct esp_server *s, const char *name)
 {
-    if (strcmp(name, s->o.model_id) == 0)
+    if (strcmp(name, s->o.model_id) == 0 || esp_mounts_known(s, name))
         return true;
     for (size_t i = 0; i < s->o.n_alias; i++)
         if (strcmp(name, s->o.aliases[i]) == 0)

@@ -14,6 +14,7 @@
 #include "base/mem.h"
 #include "engine/chat.h"
 
+#include "serve/adapters.h"
 #include "serve/constrain.h"
 
 static void free_job(struct esp_job *j)
@@ -87,6 +88,7 @@ static void end_job(struct esp_job *j)
     while (*at != j)
         at = &(*at)->next;
     *at = j->next;
+    esp_mounts_use(j->s, j->gen, -1);
     note_call(j);
     if (c->r)
         j->sink->done(j);
@@ -292,6 +294,8 @@ static bool go_on(struct esp_choice *c)
 static void add_usage(esp_usage *u, const esp_usage *x)
 {
     u->preemptions += x->preemptions;
+    u->drafted += x->drafted;
+    u->accepted += x->accepted;
     u->queue_ms += x->queue_ms;
     u->prompt_ms += x->prompt_ms;
     u->generate_ms += x->generate_ms;
@@ -395,6 +399,7 @@ bool esp_job_start(struct esp_job **out, const struct esp_job_opts *o, uint64_t 
         ;
     *tail = j;
     j->call->n_job++;
+    esp_mounts_use(j->s, j->gen, 1);
     esp_observe_seconds(&j->s->metrics.n, esp_buckets_count, j->n);
     esp_observe_seconds(&j->s->metrics.max_tokens, esp_buckets_count, (double)limit);
     *out = j;

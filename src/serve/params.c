@@ -3,6 +3,7 @@
  *
  * SPDX-License-Identifier: MIT
  */
+#include "serve/adapters.h"
 #include "serve/params.h"
 
 #include <math.h>
@@ -241,20 +242,6 @@ static void read_limits(struct esp_fields *f, struct esp_gen *g)
     esp_field_bool(f, "strict_max_tokens", &g->strict_max);
 }
 
-static void read_adapter(struct esp_fields *f)
-{
-    const char *name = NULL;
-    const json_t *v = esp_field_any(f, "adapter"), *lora = esp_field_any(f, "lora");
-
-    if (json_is_string(v))
-        name = json_string_value(v);
-    if ((v && !(name && (strcmp(name, "none") == 0 || !*name)) &&
-         !(json_is_array(v) && json_array_size(v) == 0)) ||
-        (lora && json_array_size(lora) > 0))
-        esp_api_fail(f->e, "adapter_not_found", v ? "adapter" : "lora", "adapter: %s is not mounted here",
-                     esp_show_value(v ? v : lora));
-}
-
 void esp_params_read(struct esp_fields *f, struct esp_gen *g, const struct esp_server *s)
 {
     static const char *const hints[] = {"prompt_cache_key", "user", "cache_debug"};
@@ -276,7 +263,7 @@ void esp_params_read(struct esp_fields *f, struct esp_gen *g, const struct esp_s
                      "logprobs_mode: 'processed' is not in this version; raw is accepted");
     if (esp_field_bool(f, "return_progress", &on) && on)
         esp_gen_warn(g, "return_progress is not in this version");
-    read_adapter(f);
+    esp_mounts_read(f, g, s);
     for (size_t i = 0; i < sizeof hints / sizeof hints[0]; i++)
         esp_field_any(f, hints[i]);
 }

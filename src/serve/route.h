@@ -43,6 +43,9 @@ void esp_get_response(struct esp_call *c);
 void esp_get_response_items(struct esp_call *c);
 void esp_delete_response(struct esp_call *c);
 void esp_cancel_response(struct esp_call *c);
+void esp_get_adapters(struct esp_call *c); /* adapters.c */
+void esp_post_adapters(struct esp_call *c);
+void esp_delete_adapter(struct esp_call *c);
 void esp_get_health(struct esp_call *c); /* api_info.c */
 void esp_get_root(struct esp_call *c);
 void esp_get_version(struct esp_call *c);

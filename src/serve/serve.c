@@ -17,6 +17,7 @@
 #include "base/mem.h"
 #include "engine/chat.h"
 
+#include "serve/adapters.h"
 #include "serve/background.h"
 #include "serve/constrain.h"
 #include "serve/job.h"
@@ -66,6 +67,7 @@ static esp_status load(void *arg, esp_error *err)
     ESP_TRY(l->s->o.load(l->s->o.user, &l->made, err));
     if (!esp_model_tokenizer(l->made.model))
         return esp_fail(err, ESP_ENOTFOUND, "the model has no tokenizer.json; a server needs text");
+    ESP_TRY(esp_mounts_open(&l->s->adapters, &l->s->o, l->made.model, err));
     return esp_grammars_open(&l->s->grammars, l->made.model, N_GRAMMARS, err);
 }
 
@@ -344,6 +346,7 @@ static void close_server(struct esp_server *s)
     esp_http_close(s->http);
     esp_service_close(s->service);
     esp_grammars_close(s->grammars);
+    esp_mounts_close(s->adapters);
     if (s->engine)
         esp_engine_flush(s->engine, NULL);
     if (s->tick)

@@ -76,9 +76,11 @@ struct esp_serve_opts {
     uint64_t replay_bytes;
     uint64_t response_bytes; /* of the store behind /v1/responses */
     double response_ttl;
-    const char *response_dir; /* keep it in a file there; NULL: in memory */
-    const char *adapter_dir;  /* adapters must lie below; NULL: none may be mounted by request */
-    const char *slot_dir;     /* saved slots; NULL: none */
+    const char *response_dir;                  /* keep it in a file there; NULL: in memory */
+    const char *adapters[ESP_SERVE_MAX_NAMES]; /* folders, or folder:scale: mounted, and used by default */
+    size_t n_adapter;
+    const char *adapter_dir; /* adapters must lie below; NULL: none may be mounted by request */
+    const char *slot_dir;    /* saved slots; NULL: none */
     bool no_metrics, metrics_public, log_json, cache_debug;
     bool no_page;            /* GET / is a line of text instead of the web page */
     const char *fingerprint; /* of weights and settings, for system_fingerprint */

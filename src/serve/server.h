@@ -20,7 +20,7 @@
 struct event;
 struct esp_job;
 struct esp_keys;
-struct esp_adapters;
+struct esp_mounts;
 struct esp_replay;
 struct esp_store;
 struct esp_background;
@@ -54,7 +54,7 @@ struct esp_server {
     struct esp_job *jobs;       /* generations that have not ended */
     struct esp_metrics metrics;
     struct esp_keys *keys;
-    struct esp_adapters *adapters;
+    struct esp_mounts *adapters;
     struct esp_replay *replay;
     struct esp_store *store;
     struct esp_grammars *grammars;
