@@ -182,12 +182,16 @@ static void add_numbers(json_t *a, const json_t *b)
         const char *inner;
         json_t *w;
 
-        if (json_is_integer(v))
+        if (json_is_integer(v)) {
             json_object_set_new(a, key, json_integer(json_integer_value(have) + json_integer_value(v)));
-        else
-            json_object_foreach(v, inner, w) json_object_set_new(
-                have, inner,
-                json_integer(json_integer_value(json_object_get(have, inner)) + json_integer_value(w)));
+            continue;
+        }
+        json_object_foreach(v, inner, w)
+        {
+            const json_int_t sum = json_integer_value(json_object_get(have, inner)) + json_integer_value(w);
+
+            json_object_set_new(have, inner, json_integer(sum));
+        }
     }
 }
 

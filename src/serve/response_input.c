@@ -198,7 +198,10 @@ json_t *esp_response_tools(const json_t *list, json_t *custom, struct esp_gen *g
                                             json_object_get(t, "description"), "parameters", "type", "object",
                                             "properties", "input", "type", "string", "required", "input"));
         } else if (strcmp(type, "namespace") == 0 && name) {
-            json_array_foreach(json_object_get(t, "tools"), k, inner) add_function(out, inner, name);
+            json_array_foreach(json_object_get(t, "tools"), k, inner)
+            {
+                add_function(out, inner, name);
+            }
         } else {
             esp_gen_warn(g, "a tool that only a hosted service could run was dropped");
         }
