@@ -78,6 +78,8 @@ static void log_call(struct esp_call *c, const char *peer)
         json_object_set_new(line, "key", json_string(c->key_name));
     if (line && c->e.code)
         json_object_set_new(line, "code", json_string(c->e.code));
+    if (line && !c->n_prompt && c->finish)
+        json_object_set_new(line, "finish", json_string(c->finish)); /* gone before its numbers are known */
     if (line && c->n_prompt)
         json_object_update_new(
             line,

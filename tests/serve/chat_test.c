@@ -578,25 +578,35 @@ static void test_queue_full(void **state)
     assert_true(becomes_idle(&shared));
 }
 
-/* A reader that stops reading is dropped when its buffer is full; others never notice. */
+/* A reader that stops reading is dropped when its buffer is full; others never notice. Over a socket file,
+ * whose buffers in the system are small. */
 static void test_stalled_reader(void **state)
 {
-    const int small = 2048;
+    static const char body[] =
+        "{\"messages\":[{\"role\":\"user\",\"content\":\"Tell me all.\"}],\"max_tokens\":900,"
+        "\"ignore_eos\":true,\"logprobs\":true,\"top_logprobs\":20,\"stream\":true}";
+    char path[200], head[128];
     struct server s;
     struct reply r;
     int fd;
 
     (void)state;
+    snprintf(path, sizeof path, "unix:%s/s", test_tmpdir());
     server_init(&s);
-    s.o.stream_buffer = 8192;
-    s.o.write_timeout = 0.5;
+    s.o.hosts[0] = path;
+    s.o.n_host = 1;
+    s.o.stream_buffer = 16384;
     server_start(&s);
     fd = client_connect(&s);
-    setsockopt(fd, SOL_SOCKET, SO_RCVBUF, &small, sizeof small);
-    client_send(fd, long_stream);
+    snprintf(head, sizeof head, "POST " CHAT " HTTP/1.1\r\nHost: h\r\nContent-Length: %zu\r\n\r\n",
+             sizeof body - 1);
+    client_send(fd, head);
+    client_send(fd, body);
     r = client_postf(&s, CHAT, 200, "{" USER("Spell: dog") GREEDY "}");
     reply_free(&r);
-    assert_true(server_logged(&s, "slow_client") || running(&s) == 0);
+    for (int i = 0; i < 6 && !server_logged(&s, "slow_client"); i++)
+        ;
+    assert_true(server_logged(&s, "slow_client"));
     assert_true(becomes_idle(&s));
     close(fd);
     server_stop(&s);
