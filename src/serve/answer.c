@@ -33,7 +33,7 @@ json_t *esp_usage_json(const struct esp_job *j)
         reasoning += j->choices[i].n_reasoning;
     return json_pack("{s:I,s:I,s:I,s:{s:I,s:i,s:i},s:{s:I,s:I,s:I}}", "prompt_tokens",
                      (json_int_t)j->prompt.n, "completion_tokens", (json_int_t)output, "total_tokens",
-                     (json_int_t)(j->prompt.n + output), "prompt_tokens_details", "cached_tokens",
+                     (json_int_t)j->prompt.n + (json_int_t)output, "prompt_tokens_details", "cached_tokens",
                      (json_int_t)j->n_cached, "image_tokens", 0, "video_tokens", 0,
                      "completion_tokens_details", "reasoning_tokens", (json_int_t)reasoning,
                      "accepted_prediction_tokens", (json_int_t)right, "rejected_prediction_tokens",

@@ -231,7 +231,7 @@ void esp_get_stats(struct esp_call *c)
         esp_serve_now() - s->started, "version", esp_version(), "determinism", "cache", "admission",
         "max_context", (json_int_t)s->context, "max_rows", (json_int_t)s->rows, "running",
         (json_int_t)t.rows_active, "waiting", (json_int_t)t.rows_waiting, "queue_limit", (json_int_t)s->queue,
-        "rejected_total", (json_int_t)(s->metrics.rejected_queue + s->metrics.rejected_context),
+        "rejected_total", (json_int_t)s->metrics.rejected_queue + (json_int_t)s->metrics.rejected_context,
         "clamped_total", (json_int_t)s->metrics.clamped, "scheduler", "steps_total", (json_int_t)t.steps,
         "prompt_tokens", (json_int_t)t.prompt_tokens, "generated_tokens", (json_int_t)t.generated_tokens,
         "prompt_seconds", t.prompt_seconds, "generate_seconds", t.generate_seconds);

@@ -102,7 +102,8 @@ static json_t *usage_json(const struct esp_job *j)
     return json_pack("{s:I,s:{s:I,s:i},s:I,s:{s:I},s:I}", "input_tokens", (json_int_t)j->prompt.n,
                      "input_tokens_details", "cached_tokens", (json_int_t)j->n_cached, "cache_write_tokens",
                      0, "output_tokens", (json_int_t)c->tokens.n, "output_tokens_details", "reasoning_tokens",
-                     (json_int_t)c->n_reasoning, "total_tokens", (json_int_t)(j->prompt.n + c->tokens.n));
+                     (json_int_t)c->n_reasoning, "total_tokens",
+                     (json_int_t)j->prompt.n + (json_int_t)c->tokens.n);
 }
 
 static json_t *object_json(const struct esp_job *j, const char *status)

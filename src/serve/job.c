@@ -222,6 +222,7 @@ static esp_status hand_over(struct esp_job *j, struct esp_service_request *r, co
     s = esp_service_submit(j->s->service, r, id, err);
     if (s != ESP_OK && r->constraint)
         constraint.close(constraint.user);
+    r->constraint = NULL; /* the service has its own */
     return s;
 }
 

@@ -226,7 +226,6 @@ static bool step_text(struct esp_turn *t)
         }
         n = (size_t)(lt - front(t));
         take_text(t, n);
-        n = 0;
         m = text_tag(t, front(t), left(t));
         if (m == YES)
             return true;

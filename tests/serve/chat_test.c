@@ -339,7 +339,7 @@ static void test_cache(void **state)
 
     (void)state;
     for (int i = 0; i < 100; i++)
-        snprintf(long_text + strlen(long_text), 12, "word %d ", i);
+        snprintf(long_text + strlen(long_text), 20, "word %d ", i);
     off = client_postf(&shared, CHAT, 200, turn, long_text, "false");
     cold = client_postf(&shared, CHAT, 200, turn, long_text, "true");
     warm = client_postf(&shared, CHAT, 200, turn, long_text, "true");
