@@ -33,10 +33,14 @@ int esp_verb_ps(const struct esp_options *o)
         esp_out_json(json_pack("{s:o}", "servers", list));
         return 0;
     }
-    json_array_foreach(list, i, v) esp_out_printf(
-        "%-8lld %-28s %-24s %4lld rows  %s\n", (long long)json_integer_value(json_object_get(v, "pid")),
-        text_of(v, "url"), text_of(v, "model"), (long long)json_integer_value(json_object_get(v, "rows")),
-        esp_format_bytes(size, sizeof size, (double)json_integer_value(json_object_get(v, "memory_bytes"))));
+    json_array_foreach(list, i, v)
+    {
+        esp_out_printf("%-8lld %-28s %-24s %4lld rows  %s\n",
+                       (long long)json_integer_value(json_object_get(v, "pid")), text_of(v, "url"),
+                       text_of(v, "model"), (long long)json_integer_value(json_object_get(v, "rows")),
+                       esp_format_bytes(size, sizeof size,
+                                        (double)json_integer_value(json_object_get(v, "memory_bytes"))));
+    }
     if (json_array_size(list) == 0)
         esp_say_info("no server is running");
     json_decref(list);
