@@ -64,7 +64,8 @@ target_link_libraries(bench_kv PRIVATE espalier_static espalier_objects_usage)
 add_executable(grammar_bench bench/grammar_bench.c)
 target_link_libraries(grammar_bench PRIVATE espalier_static espalier_objects_usage)
 
-# The web page in a browser; ends with 77 where Chromium and Selenium are not installed.
-add_test(NAME serve.page COMMAND /usr/bin/python3 -B tests/serve/page_test.py $<TARGET_FILE:espalier> models/demo
+# The web page in a browser; ends with 77 where Python, Chromium or Selenium is not installed.
+add_test(NAME serve.page COMMAND sh -c "command -v python3 >/dev/null || exit 77
+PATH=/usr/bin:$PATH exec python3 -B tests/serve/page_test.py $<TARGET_FILE:espalier> models/demo"
          WORKING_DIRECTORY ${CMAKE_CURRENT_SOURCE_DIR})
 set_tests_properties(serve.page PROPERTIES SKIP_RETURN_CODE 77 TIMEOUT 300)
