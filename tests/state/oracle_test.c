@@ -216,6 +216,8 @@ static void test_random(void **state)
     random_schedule(ESP_KV_F32, NULL, 1, 1);
     random_schedule(ESP_KV_BF16, NULL, 2, 2);
     random_schedule(ESP_KV_F32, NULL, 3, 3);
+    if (getenv("ESPALIER_TEST_DEVICE"))
+        return;                                   /* other devices refuse coded keys and values by name */
     random_schedule(ESP_KV_CODED, "turbo", 2, 4); /* where rows lie is all that codes change */
     random_schedule(ESP_KV_CODED, "q6:g128", 1, 5);
 }
