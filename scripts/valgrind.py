@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Run a choice of ctest's programs under valgrind: valgrind.py BUILD_DIR [REGEX]
 
-The choice is what touches hostile bytes and hand-made memory; whole-model tests (state.oracle is one) would take hours. Each program has a
-limit, and all together a budget: what no longer fits is listed as skipped, never silently left out.
+The choice is what touches hostile bytes and hand-made memory; whole-model tests (state.oracle is one) would take hours.
+Each program has a limit, and all together a budget: what no longer fits is listed as skipped, never silently left out.
 
 SPDX-License-Identifier: MIT
 """
