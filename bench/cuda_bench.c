@@ -4,7 +4,11 @@
  * Layers of equal shape share their bytes on the host but not on the device, so that a 27B model needs little
  * host memory.
  *
- *   bench_cuda [SHAPE FORMAT]...      qwen3.5-4b affine4; default: three shapes in bf16 and affine4
+ *   bench_cuda [SHAPE FORMAT]...      qwen3.5-4b affine4; default: three shapes in bf16, affine4 and trellis3
+ *
+ * A trellis format is that of feed-forward matrices, as published models have it: gate and up along their
+ * inputs, down along its outputs; all other matrices are affine4. BENCH_SECONDS=n begins no model after n
+ * seconds. A short table comes last.
  *
  * SPDX-License-Identifier: MIT
  */
@@ -14,6 +18,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "formats/trellis.h"
 #include "model/net.h"
 #include "state/state.h"
 
@@ -24,6 +29,7 @@ enum { MAX_MATRIX = 64, MAX_TOK = 2048, MAX_SEQ = 16, CONTEXT = 4096, PROMPT = 2
 
 struct shared { /* random matrices by shape */
     struct esp_source *inner;
+    struct esp_source *other; /* of matrices outside the feed-forward part of a trellis model, else NULL */
     struct esp_weight seen[MAX_MATRIX];
     uint32_t n;
 };
@@ -32,15 +38,27 @@ static esp_status matrix(void *ctx, enum esp_part part, const char *module, uint
                          struct esp_weight *out, esp_error *err)
 {
     struct shared *s = ctx;
+    const bool coded = s->other && strstr(module, ".mlp.");
 
     for (uint32_t i = 0; i < s->n; i++)
-        if (s->seen[i].n_out == n_out && s->seen[i].n_in == n_in) {
+        if (s->seen[i].n_out == n_out && s->seen[i].n_in == n_in &&
+            coded == esp_is_trellis(s->seen[i].format)) {
             *out = s->seen[i];
             return ESP_OK;
         }
     if (s->n == MAX_MATRIX)
         return esp_fail(err, ESP_ENOFIT, "more than %d shapes", MAX_MATRIX);
-    ESP_TRY(s->inner->matrix(s->inner->ctx, part, module, n_out, n_in, out, err));
+    if (s->other && !coded) {
+        ESP_TRY(s->other->matrix(s->other->ctx, part, module, n_out, n_in, out, err));
+    } else if (s->other && strstr(module, "down_proj")) { /* stored as its transpose */
+        ESP_TRY(s->inner->matrix(s->inner->ctx, part, module, n_in, n_out, out, err));
+        out->axis = 0;
+        out->n_out = n_out;
+        out->n_in = n_in;
+        ESP_TRY(esp_weight_layout(out, module, err));
+    } else {
+        ESP_TRY(s->inner->matrix(s->inner->ctx, part, module, n_out, n_in, out, err));
+    }
     s->seen[s->n++] = *out;
     return ESP_OK;
 }
@@ -176,9 +194,20 @@ static void profile(struct bench *b)
     step(b, 1, 512);
 }
 
+struct row { /* of the short table */
+    char what[64];
+    double decode[4], share, prefill[4];
+};
+static struct row rows[16];
+static uint32_t n_rows;
+
 static void time_all(struct bench *b, const char *shape, const char *format)
 {
     static const uint32_t seqs[] = {1, 4, 8, 16}, chunks[] = {64, 256, 512, 2048};
+    struct row *row = &rows[n_rows++ % 16];
+
+    memset(row, 0, sizeof *row);
+    snprintf(row->what, sizeof row->what, "%s %s", shape, format);
 
     for (size_t i = 0; i < sizeof seqs / sizeof seqs[0]; i++) {
         double t, gbs;
@@ -190,6 +219,8 @@ static void time_all(struct bench *b, const char *shape, const char *format)
             step(b, seqs[i], 1);
         t = median(b, seqs[i], 1, 50);
         gbs = decode_bytes(b->net) / t / 1e9;
+        row->decode[i] = t * 1e3;
+        row->share = i == 0 ? 100 * gbs / b->copy_gbs : row->share;
         printf("%-13s %-8s decode  %4u rows  %8.3f ms  %8.1f tok/s  %6.0f GB/s  %3.0f%% of copy\n", shape,
                format, seqs[i], t * 1e3, seqs[i] / t, gbs, 100 * gbs / b->copy_gbs);
     }
@@ -204,6 +235,7 @@ static void time_all(struct bench *b, const char *shape, const char *format)
             step(b, 1, chunks[i]);
             t = now() - t0 < t ? now() - t0 : t;
         }
+        row->prefill[i] = chunks[i] / t;
         printf("%-13s %-8s prefill %4u rows  %8.3f ms  %8.0f tok/s  %6.1f TFLOP/s\n", shape, format,
                chunks[i], t * 1e3, chunks[i] / t, prompt_flops(b->net) * chunks[i] / t * 1e-12);
     }
@@ -256,6 +288,9 @@ static void bench_one(struct esp_dev *dev, double copy_gbs, const char *shape, c
     need(esp_format_by_name(&f, format, &err), &err);
     need(esp_source_random(&s.inner, f, 64, config.tied_top == ESP_TIED_YES, ESP_RANDOM_WEIGHTS, 1, &err),
          &err);
+    if (esp_is_trellis(f))
+        need(esp_source_random(&s.other, ESP_FORMAT_AFFINE4, 64, s.inner->tied, ESP_RANDOM_WEIGHTS, 2, &err),
+             &err);
     src.tied = s.inner->tied;
     need(esp_net_load(&b.net, &config, &src, &err), &err);
     b.net->layout.kv = ESP_KV_BF16;
@@ -277,15 +312,29 @@ static void bench_one(struct esp_dev *dev, double copy_gbs, const char *shape, c
     esp_state_pools_destroy(b.pools);
     esp_net_close(b.net);
     s.inner->close(s.inner);
+    if (s.other)
+        s.other->close(s.other);
     free(b.logits);
+}
+
+static void print_table(double copy)
+{
+    printf("\ncopy %.0f GB/s; decode ms a step of 1, 4, 8, 16 rows, share of copy at 1 row; prefill tok/s\n",
+           copy);
+    for (uint32_t i = 0; i < n_rows && i < 16; i++)
+        printf("%-22s %7.3f %7.3f %7.3f %7.3f  %3.0f%%  64: %6.0f  256: %6.0f  512: %6.0f  2048: %6.0f\n",
+               rows[i].what, rows[i].decode[0], rows[i].decode[1], rows[i].decode[2], rows[i].decode[3],
+               rows[i].share, rows[i].prefill[0], rows[i].prefill[1], rows[i].prefill[2], rows[i].prefill[3]);
 }
 
 int main(int argc, char **argv)
 {
-    static const char *const all[][2] = {{"qwen3.5-0.8b", "bf16"}, {"qwen3.5-0.8b", "affine4"},
-                                         {"qwen3.5-4b", "bf16"},   {"qwen3.5-4b", "affine4"},
-                                         {"qwen3.5-27b", "bf16"},  {"qwen3.5-27b", "affine4"}};
+    static const char *const all[][2] = {{"qwen3.5-4b", "affine4"},   {"qwen3.5-4b", "bf16"},
+                                         {"qwen3.5-4b", "trellis3"},  {"qwen3.5-27b", "affine4"},
+                                         {"qwen3.5-27b", "trellis3"}, {"qwen3.5-27b", "bf16"},
+                                         {"qwen3.5-0.8b", "bf16"},    {"qwen3.5-0.8b", "affine4"}};
     const bool bf16 = getenv("BENCH_ACT") && strcmp(getenv("BENCH_ACT"), "bf16") == 0;
+    const double limit = getenv("BENCH_SECONDS") ? strtod(getenv("BENCH_SECONDS"), NULL) : 1e9, begin = now();
     struct esp_dev *dev;
     double copy;
     esp_error err;
@@ -296,8 +345,14 @@ int main(int argc, char **argv)
     if (argc > 2)
         for (int i = 1; i + 1 < argc; i += 2)
             bench_one(dev, copy, argv[i], argv[i + 1], bf16 ? ESP_ACT_BF16 : ESP_ACT_F32);
-    for (size_t i = 0; argc <= 2 && i < sizeof all / sizeof all[0]; i++)
+    for (size_t i = 0; argc <= 2 && i < sizeof all / sizeof all[0]; i++) {
+        if (now() - begin > limit) {
+            printf("no time left for %s %s\n", all[i][0], all[i][1]);
+            continue;
+        }
         bench_one(dev, copy, all[i][0], all[i][1], bf16 ? ESP_ACT_BF16 : ESP_ACT_F32);
+    }
+    print_table(copy);
     dev->ops->close(dev);
     return 0;
 }

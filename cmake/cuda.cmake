@@ -1,7 +1,7 @@
 # The CUDA backend: espalier_cuda.so, loaded at run time (src/backend/cuda/open.c), so nothing else links or needs CUDA. nvcc
 # compiles the .cu files; the host side is C like everything else. The CUDA runtime is linked statically.
 set(ESPALIER_CUDA OFF CACHE STRING "CUDA backend: AUTO builds it when nvcc is there, ON requires it, OFF leaves it out")
-set(ESPALIER_CUDA_ARCHS "80;86;89;90a;120" CACHE STRING "Compute capabilities to build code for")
+set(ESPALIER_CUDA_ARCHS "90a" CACHE STRING "Compute capabilities to build code for; the preset cuda names all of a release")
 set_property(CACHE ESPALIER_CUDA PROPERTY STRINGS AUTO ON OFF)
 
 set(ESP_HAVE_CUDA FALSE)
@@ -43,7 +43,8 @@ file(MAKE_DIRECTORY ${CMAKE_CURRENT_BINARY_DIR}/cuda)
 file(GLOB ESP_CUDA_HOST CONFIGURE_DEPENDS src/backend/cuda/plugin/*.c)
 # Its own copy of the few pieces it uses: the object is complete by itself, whoever loads it.
 add_library(espalier_cuda MODULE ${ESP_CU_OBJECTS} ${ESP_CUDA_HOST} src/backend/place.c src/backend/check.c src/base/status.c
-            src/base/mem.c src/base/arena.c src/base/utf8.c src/formats/format.c src/formats/affine.c src/formats/half.c src/formats/trellis.c src/graph/lora.c
+            src/base/mem.c src/base/arena.c src/base/utf8.c src/formats/format.c src/formats/affine.c src/formats/half.c src/formats/trellis.c src/formats/kv.c src/formats/turboquant.c
+            src/formats/turboquant_tables.c src/graph/lora.c
             src/graph/tape.c src/graph/layout.c)
 set_target_properties(espalier_cuda PROPERTIES PREFIX "" OUTPUT_NAME espalier_cuda)
 target_include_directories(espalier_cuda PRIVATE src include)

@@ -2,7 +2,7 @@
 # the installed pkg-config and CMake descriptions; scripts/checks/deps.py compares it with scripts/deps.sh and the page.
 find_package(PkgConfig REQUIRED)
 find_package(Threads REQUIRED)
-set(ESP_MODULES jansson>=2.13 libpcre2-8>=10.40 libutf8proc>=2.6 libxxhash>=0.8.0 openblas>=0.3.20 lapacke>=3.10)
+set(ESP_MODULES jansson>=2.13 libpcre2-8>=10.40 libutf8proc>=2.6 libxxhash>=0.8.0)
 
 add_library(espalier_dependencies INTERFACE)
 foreach(module IN LISTS ESP_MODULES)

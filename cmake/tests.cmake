@@ -19,6 +19,12 @@ foreach(source IN LISTS TEST_SOURCES)
     target_link_libraries(test_${room}_${short} PRIVATE espalier_test_support)
     add_test(NAME ${room}.${short} COMMAND test_${room}_${short} WORKING_DIRECTORY ${CMAKE_CURRENT_SOURCE_DIR})
     set_tests_properties(${room}.${short} PROPERTIES SKIP_RETURN_CODE 77 TIMEOUT 600)
+    if(room STREQUAL serve)
+        target_sources(test_${room}_${short} PRIVATE tests/serve/client/client.c)
+        target_link_libraries(test_${room}_${short} PRIVATE espalier_serve)
+        target_compile_definitions(test_${room}_${short} PRIVATE ESP_PROGRAM="$<TARGET_FILE:espalier>")
+        add_dependencies(test_${room}_${short} espalier)
+    endif()
 endforeach()
 
 # Tests of the CPU that say the same of another device; they end with 77 where there is none.
@@ -43,10 +49,23 @@ foreach(source IN LISTS FUZZ_SOURCES)
     get_filename_component(name ${source} NAME_WE)
     string(REGEX REPLACE "_fuzz$" "" short ${name})
     add_executable(corpus_${short} ${source} fuzz/corpus_main.c)
-    target_link_libraries(corpus_${short} PRIVATE espalier_static espalier_objects_usage)
+    target_link_libraries(corpus_${short} PRIVATE espalier_serve espalier_static espalier_objects_usage)
     add_test(NAME fuzz.${short} COMMAND corpus_${short} ${CMAKE_CURRENT_SOURCE_DIR}/fuzz/corpus/${short})
     if(ESPALIER_FUZZ)
         add_executable(fuzz_${short} ${source})
-        target_link_libraries(fuzz_${short} PRIVATE espalier_static espalier_objects_usage -fsanitize=fuzzer)
+        target_link_libraries(fuzz_${short} PRIVATE espalier_serve espalier_static espalier_objects_usage -fsanitize=fuzzer)
     endif()
 endforeach()
+
+add_executable(bench_kv EXCLUDE_FROM_ALL bench/kv_bench.c)
+target_link_libraries(bench_kv PRIVATE espalier_static espalier_objects_usage)
+
+# Figures for doc/structured-output.md: what a mask costs. Not a test.
+add_executable(grammar_bench bench/grammar_bench.c)
+target_link_libraries(grammar_bench PRIVATE espalier_static espalier_objects_usage)
+
+# The web page in a browser; ends with 77 where Python, Chromium or Selenium is not installed.
+add_test(NAME serve.page COMMAND sh -c "command -v python3 >/dev/null || exit 77
+PATH=/usr/bin:$PATH exec python3 -B tests/serve/page_test.py $<TARGET_FILE:espalier> models/demo"
+         WORKING_DIRECTORY ${CMAKE_CURRENT_SOURCE_DIR})
+set_tests_properties(serve.page PROPERTIES SKIP_RETURN_CODE 77 TIMEOUT 300)

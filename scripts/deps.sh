@@ -18,6 +18,7 @@ have_module() { # module, package: without pkg-config the package manager knows
     fi
 }
 have_libc() { echo '#include <stdio.h>' | ${CC:-cc} -E -o /dev/null - 2>/dev/null; }
+have_library() { PATH=$PATH:/sbin:/usr/sbin ldconfig -p 2>/dev/null | grep -q "^[[:space:]]*$1 "; } # loaded at run time
 have_arm64_libc() { echo '#include <stdio.h>' | aarch64-linux-gnu-gcc -E -o /dev/null - 2>/dev/null; }
 have_clang_rt() { echo 'int main(void){return 0;}' | clang -fsanitize=address -x c -o /dev/null - 2>/dev/null; }
 
@@ -34,9 +35,10 @@ needs() {
         echo "libpcre2-dev have_module libpcre2-8 libpcre2-dev"
         echo "libutf8proc-dev have_module libutf8proc libutf8proc-dev"
         echo "libxxhash-dev have_module libxxhash libxxhash-dev"
-        echo "libopenblas-dev have_module openblas libopenblas-dev"
-        echo "liblapacke-dev have_module lapacke liblapacke-dev"
+        echo "libopenblas0 have_library libopenblas.so.0"
         echo "libedit-dev have_module libedit libedit-dev"
+        echo "libevent-dev have_module libevent_core libevent-dev"
+        echo "libsqlite3-dev have_module sqlite3 libsqlite3-dev"
         ;;
     test)
         echo "libcmocka-dev have_module cmocka libcmocka-dev"

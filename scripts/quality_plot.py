@@ -9,7 +9,8 @@ import json
 import math
 import sys
 
-COLORS = {"rtn": "#c44", "gptq": "#d80", "gptq mixed": "#a60", "trellis": "#27c", "trellis mixed": "#139", "fold": "#292"}
+COLORS = {"rtn": "#c44", "gptq": "#d80", "gptq mixed": "#a60", "neither": "#8bd", "trellis": "#139", "fold": "#292"}
+NAMES = {"neither": "trellis, neither", "fold": "trellis, fold"}
 W, H, L, B, T, R = 720, 440, 70, 50, 20, 160
 rows = json.load(open(sys.argv[1]))
 shown = [r for r in rows if r["family"] in COLORS]
@@ -38,15 +39,13 @@ for k in range(2 * math.ceil(x0), 2 * math.floor(x1) + 1):
                f'<text x="{px(k / 2):.1f}" y="{H - B + 18}" text-anchor="middle">{k / 2:g}</text>')
 out.append(f'<text x="{(L + W - R) / 2}" y="{H - 10}" text-anchor="middle">bits per coded weight, scales included</text>'
            f'<text x="16" y="{H / 2}" text-anchor="middle" transform="rotate(-90 16 {H / 2})">mean KL to the bf16 model, nats</text>')
-for i, (family, color) in enumerate(COLORS.items()):
+for i, (family, color) in enumerate((f, c) for f, c in COLORS.items() if any(r["family"] == f for r in shown)):
     points = sorted((r["bpw"], r["kl"]) for r in shown if r["family"] == family)
-    if not points:
-        continue
     path = " ".join(f"{px(x):.1f},{py(y):.1f}" for x, y in points)
     out.append(f'<polyline points="{path}" fill="none" stroke="{color}" stroke-width="1.5"/>')
     out += [f'<circle cx="{px(x):.1f}" cy="{py(y):.1f}" r="3.5" fill="{color}"/>' for x, y in points]
     out.append(f'<circle cx="{W - R + 20}" cy="{T + 14 + 20 * i}" r="4" fill="{color}"/>'
-               f'<text x="{W - R + 30}" y="{T + 18 + 20 * i}">{family}</text>')
+               f'<text x="{W - R + 30}" y="{T + 18 + 20 * i}">{NAMES.get(family, family)}</text>')
 out.append("</svg>")
 open(sys.argv[2], "w").write("\n".join(out) + "\n")
 

@@ -171,6 +171,8 @@ expect 2 "unknown purpose 'nonsense'" deps nonsense
 for tool in cc cmake ninja pkg-config; do
     printf '#!/bin/sh\nexit 0\n' | fake $tool
 done
+ln -s "$(command -v grep)" "$work/bin/grep"
+printf '#!/bin/sh\nprintf "\\tlibopenblas.so.0 (libc6,x86-64)\\n"\n' | fake ldconfig
 printf '#!/bin/sh\necho called >%s\n' "$work/called" | fake apt-get
 expect 0 '' deps run test
 expect 1 '' test -e "$work/called" # nothing missing: apt is not called

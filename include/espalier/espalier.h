@@ -142,6 +142,19 @@ ESP_API esp_status esp_tokenize_chat(const esp_model *m, const char *messages_js
  * EXPECTED sequences that do not generate, and the prefix cache, lend their memory to those that do; what
  * they lose is computed again when it is needed.
  */
+/*
+ * Speculation: a drafter guesses the next tokens of a sequence, one pass runs them all, and those that the
+ * model would have sampled anyway are kept. Text and log-probabilities are the same with every setting; a
+ * step then emits several tokens of a sequence. How many are guessed follows from what was right before and
+ * from measured times, so that it costs nothing where it does not pay.
+ *   OFF    never.
+ *   AUTO   MTP for models that have the layer, else NGRAM.
+ *   MTP    the model's own draft layer.
+ *   NGRAM  what followed when the last tokens occurred before.
+ *   DRAFT  a smaller model with the same tokenizer.
+ */
+typedef enum esp_spec { ESP_SPEC_OFF, ESP_SPEC_AUTO, ESP_SPEC_MTP, ESP_SPEC_NGRAM, ESP_SPEC_DRAFT } esp_spec;
+
 typedef enum esp_admission { ESP_ADMISSION_OPEN, ESP_ADMISSION_WORST, ESP_ADMISSION_EXPECTED } esp_admission;
 
 typedef struct esp_engine_opts {
@@ -150,7 +163,13 @@ typedef struct esp_engine_opts {
     uint64_t kv_tokens; /* positions in the page pool, over all sequences, in pages of 256; 0: context */
     uint32_t chunk;     /* most prompt tokens in one step; 0: 512 */
     const char *act;    /* "auto", "f32", "bf16", "int8x2", "int8": activations in products; NULL: auto */
-    const char *kv;     /* "bf16", "f32": cached keys and values; NULL: bf16 */
+    /*
+     * Cached keys and values: "bf16", "f32"; "q8", "q6", "q4" (with ":g32" or ":g128" in other groups than
+     * 64); "turbo", "turbo:kKvV" with K 8, 5, 4 or 2 and V 8, 5, 4, 3 or 2 bits; the path of a
+     * kv_config.json. NULL: bf16. ESP_EUNSUPPORTED when the model's heads do not fit, or the device has only
+     * bf16 and f32.
+     */
+    const char *kv;
     uint32_t snapshots; /* recurrent-state snapshots kept for rewind, over all sequences; 0: 2 * max_seqs */
     uint64_t
         memory_budget; /* bytes; refuse (ESP_ENOFIT, both numbers) when the plan needs more; 0: no limit */
@@ -167,8 +186,15 @@ typedef struct esp_engine_opts {
     uint32_t checkpoints_per_path; /* most on one text, 2 or more; 0: 16 */
     const char *cache_dir; /* keep texts in files here, over restarts; made when missing; NULL: none */
     uint64_t cache_disk;   /* most bytes of those files; 0: 32 GiB */
-    uint32_t max_rank;     /* largest rank of adapters that sequences may use, at most 1024; 0: no adapters */
+    /* Speculation. */
+    esp_spec spec;
+    uint32_t spec_tokens;   /* most drafts of a row and step, at most 32; 0: mtp 2, draft 3, ngram 10 */
+    float spec_min_rate;    /* a row stops drafting when a smaller share of its drafts was right; 0: never */
+    bool spec_always;       /* draft spec_tokens in every step, whether it pays or not; for measurements */
+    esp_model *draft_model; /* ESP_SPEC_DRAFT: must outlive the engine */
+    uint32_t max_rank;  /* largest rank of adapters that sequences may use, at most 1024; 0: no adapters */
     const char *device; /* "cpu", "cuda" or "cuda:N"; NULL: cpu. ESP_EDEVICE says what a CUDA device lacks */
+    uint64_t adapter_bytes; /* of the adapters that will be used (esp_adapter_info): they count in the plan */
 } esp_engine_opts;
 
 /* Bytes an engine will take, computed without allocating anything; esp_engine_open() uses the same plan. */
@@ -178,9 +204,11 @@ typedef struct esp_memory_plan {
     uint64_t state_per_seq;      /* recurrent state and convolution rows of one sequence */
     uint64_t chunk_rows_per_seq; /* open-chunk rows of one sequence, so that rollback is truncation */
     uint64_t kv_pool;
-    uint64_t state_pool; /* live, spare and snapshot slots */
-    uint64_t scratch;    /* activations, logits and attention partials of the largest step */
-    uint64_t fixed;      /* tokenizer, tables, program */
+    uint64_t state_pool;  /* live, spare and snapshot slots */
+    uint64_t scratch;     /* activations, logits and attention partials of the largest step */
+    uint64_t speculation; /* the drafter's weights, states and scratch, journals, rows of logits for drafts */
+    uint64_t fixed;       /* tokenizer, tables, program */
+    uint64_t adapters;    /* as adapter_bytes says */
     uint64_t total;
 } esp_memory_plan;
 ESP_API esp_status esp_engine_plan(const esp_model *m, const esp_engine_opts *opts, esp_memory_plan *out,
@@ -214,10 +242,15 @@ typedef struct esp_event {
     const char *message;    /* with ESP_FINISH_FAILED: the reason; valid until the next call on the engine */
 } esp_event;
 
+enum {
+    ESP_SPEC_POSITIONS = 16
+}; /* positions that statistics tell apart; the last one counts all behind it */
+
 /*
- * Advance the armed sequences: one token each, and prompt tokens up to the chunk. Writes up to cap events;
- * when cap is too small the rest comes with the next call, before any new work. *n = 0 with nothing armed
- * means idle. A failure of one sequence is an event; the status reports failures of the engine itself.
+ * Advance the armed sequences: one token each, more with speculation, and prompt tokens up to the chunk.
+ * Writes up to cap events; when cap is too small the rest comes with the next call, before any new work. *n =
+ * 0 with nothing armed means idle. A failure of one sequence is an event; the status reports failures of the
+ * engine itself.
  */
 ESP_API esp_status esp_engine_step(esp_engine *g, esp_event *out, size_t cap, size_t *n, esp_error *err);
 
@@ -239,6 +272,12 @@ typedef struct esp_stats {
     uint64_t cache_evictions;
     uint64_t disk_saved, disk_restored, disk_failed; /* files written, read back; given up or damaged */
     uint64_t disk_bytes;
+    const char *spec_name;                      /* drafter in use: "mtp", "ngram", "draft"; "off" */
+    uint64_t spec_rounds;                       /* passes of a row with at least one draft */
+    uint64_t spec_drafted, spec_accepted;       /* tokens, over all rounds */
+    uint64_t spec_asked_at[ESP_SPEC_POSITIONS]; /* by position behind the pending token: tried ... */
+    uint64_t spec_right_at[ESP_SPEC_POSITIONS]; /* ... and right */
+    double draft_seconds;
 } esp_stats;
 ESP_API void esp_engine_stats(const esp_engine *g, esp_stats *out);
 /* Write every cached text that has no file yet; returns when they are durable. ESP_EIO: some could not be
@@ -285,6 +324,7 @@ typedef struct esp_seq_opts {
     uint64_t deadline_us; /* a generation that takes longer, waiting included, fails; 0: none */
     bool no_cache;        /* neither read nor fill the prefix cache */
     uint64_t cache_salt;  /* only sequences of equal salt share cached texts */
+    bool no_spec;         /* no drafts for this sequence */
 } esp_seq_opts;
 
 ESP_API esp_status esp_seq_open(esp_seq **out, esp_engine *g, const esp_seq_opts *opts, esp_error *err);
@@ -301,8 +341,20 @@ ESP_API esp_status esp_seq_append(esp_seq *s, const esp_token *t, size_t n, esp_
  * need more pages than there are.
  */
 ESP_API esp_status esp_seq_generate(esp_seq *s, size_t max_new, esp_error *err);
-/* Disarm a generation; the sequence keeps the tokens emitted so far. */
+/*
+ * Disarm a generation. The sequence keeps the tokens that esp_engine_step() has handed out; those that it
+ * still holds back for want of room are taken back.
+ */
 ESP_API void esp_seq_stop(esp_seq *s);
+/*
+ * Known tokens behind a sequence that generates, as if they had just been sampled: a template's or grammar's
+ * fixed part. They run in the next step without a look at their logits, leave the bits that sampling them
+ * would have left, and count as generated, though no events report them; the next event is the token sampled
+ * after them. The span is cut at the budget and the context, before an end token unless the sequence
+ * ignores those, and where a constraint ends; *n_taken says where (may be NULL). ESP_ESTATE when s does not
+ * generate.
+ */
+ESP_API esp_status esp_seq_extend(esp_seq *s, const esp_token *t, size_t n, size_t *n_taken, esp_error *err);
 /* Tokens of the sequence: appended and emitted. */
 ESP_API size_t esp_seq_length(const esp_seq *s);
 ESP_API esp_status esp_seq_tokens(const esp_seq *s, esp_token *out, size_t cap, size_t *n, esp_error *err);
@@ -334,6 +386,7 @@ typedef struct esp_usage {     /* of the present or last generation */
     uint64_t generated_tokens; /* emitted */
     uint64_t max_new;          /* as clamped to context and pages */
     uint32_t preemptions;
+    uint64_t drafted, accepted;              /* tokens guessed, and of them right */
     double queue_ms, prompt_ms, generate_ms; /* waiting; until the first token; from there to the end */
 } esp_usage;
 ESP_API void esp_seq_usage(const esp_seq *s, esp_usage *out);

@@ -38,15 +38,17 @@ typedef struct esp_quantize_opts {
     uint32_t calib_tokens;   /* at most; 0: 65536 */
     const char *const *keep; /* "PATTERN=dtype": modules to leave as bf16, f16 or f32; * and ? match */
     size_t n_keep;
-    esp_fold_mode fold; /* rotate the residual stream and fold norm gains */
-    bool act_order;     /* gptq: inputs by activity, static groups */
-    const char *scale;  /* trellis row scales: "fixed", "rms", "tensor", "row"; NULL: "row" */
-    bool no_feedback;   /* trellis: plain search, no error feedback */
-    bool resume;        /* go on with the work folder OUTPUT.work of an interrupted run of the same options */
-    bool no_eval;       /* skip perplexity and KL at the end */
-    uint64_t seed;      /* of the basis; 0: 1 */
-    uint32_t threads;   /* 0: one per core */
-    uint64_t memory;    /* bytes for input statistics at once; 0: 2 GiB */
+    esp_fold_mode fold;      /* rotate the residual stream and fold norm gains */
+    bool act_order;          /* gptq: inputs by activity, static groups */
+    const char *scale;       /* trellis row scales: "fixed", "rms", "tensor", "row"; NULL: "row" */
+    bool no_feedback;        /* trellis: plain search, no error feedback */
+    uint32_t feedback_group; /* trellis: inputs that share feedback, a power of two up to 256. 0: 1 for codes
+                                along outputs, 32 along inputs, where the least is 16 and 256 a whole block */
+    bool resume;      /* go on with the work folder OUTPUT.work of an interrupted run of the same options */
+    bool no_eval;     /* skip perplexity and KL at the end */
+    uint64_t seed;    /* of the basis; 0: 1 */
+    uint32_t threads; /* 0: one per core */
+    uint64_t memory;  /* bytes for input statistics at once; 0: 2 GiB */
     esp_quantize_progress_fn progress;
     void *progress_user;
 } esp_quantize_opts;
@@ -87,11 +89,11 @@ typedef void (*esp_quantize_tensor_fn)(void *user, const esp_quantize_tensor *t)
 
 /*
  * Quantize the model folder source into the new folder output. Work is done in "OUTPUT.work", which becomes
- * the output by one rename; it never loads before. Stopped or killed at any moment, the same call with resume
- * goes on and ends with the same bytes. Refused before any work: an output that exists (ESP_ESTATE), a work
- * folder without resume or of other options (ESP_ESTATE), too little disk space (ESP_ENOFIT), keep patterns
- * and recipe names that match nothing (ESP_EINVAL), a source that is quantized already (ESP_EUNSUPPORTED),
- * weights that are not finite (ESP_ENUMERIC, naming the tensor).
+ * the output by one rename; it does not load before it is complete. Stopped or killed at any moment, the same
+ * call with resume goes on and ends with the same bytes. Refused before any work: an output that exists
+ * (ESP_ESTATE), a work folder without resume or of other options (ESP_ESTATE), too little disk space
+ * (ESP_ENOFIT), keep patterns and recipe names that match nothing (ESP_EINVAL), a source that is quantized
+ * already (ESP_EUNSUPPORTED), weights that are not finite (ESP_ENUMERIC, naming the tensor).
  */
 ESP_API esp_status esp_quantize(const char *source, const char *output, const esp_quantize_opts *opts,
                                 esp_quantize_report *report, esp_quantize_tensor_fn visit, void *visit_user,
@@ -100,6 +102,8 @@ ESP_API esp_status esp_quantize(const char *source, const char *output, const es
 typedef struct esp_compare_opts {
     uint32_t window;  /* tokens of one run from an empty state */
     uint32_t threads; /* 0: one per core */
+    const char
+        *kv; /* cached keys and values of the others, as in esp_engine_opts; NULL: f32, as the base has */
     esp_quantize_progress_fn progress;
     void *progress_user;
 } esp_compare_opts;

@@ -13,7 +13,7 @@ LINES = [
     ["kernels"],
     ["graph", "dist"],
     ["backend", "io"],
-    ["model", "state", "sample", "text", "media"],
+    ["model", "state", "sample", "text", "grammar", "media"],
     ["engine"],
     ["serve", "quantize", "train"],
     ["program"],

@@ -15,6 +15,9 @@
 #include "base/log.h"
 #include "base/mem.h"
 
+#include "engine/kv.h"
+#include "engine/spec.h"
+
 enum {
     JUNCTION_GAP = 64,  /* tokens between a parting and the checkpoint before it that make one worth taking */
     WAIT_GAP = 256,     /* tokens that waiting for another row's checkpoint must save */
@@ -65,10 +68,12 @@ void esp_cache_identify(const struct esp_engine *g, struct esp_cache_identity *o
 {
     const struct esp_net *net = g->model->net;
     const esp_engine_opts *o = &g->opts;
+    char kv[ESP_KV_NAME];
 
-    snprintf(out->about, sizeof out->about, "%s, weights %016" PRIx64 ", kv %s, act %s, %s, espalier %s",
-             esp_arch_name(net->config.arch), fingerprint(net), o->kv ? o->kv : "bf16",
-             o->act ? o->act : "auto", g->dev->name, esp_version());
+    esp_kv_describe(&g->pools->mem.layout, kv);
+    snprintf(out->about, sizeof out->about, "%s, weights %016" PRIx64 ", kv %s, act %s, %s%s, espalier %s",
+             esp_arch_name(net->config.arch), fingerprint(net), kv, o->act ? o->act : "auto", g->dev->name,
+             o->spec == ESP_SPEC_MTP ? ", mtp" : "", esp_version());
     out->ns = esp_hash(out->about, strlen(out->about), 0);
 }
 
@@ -245,6 +250,7 @@ void esp_cache_lookup(struct esp_seq *s)
         s->junction = hit.match;
     if (hit.n > have &&
         esp_prefix_lend(c->tree, s->ns, s->tokens, limit_of(s), s->state, &reached, &err) == ESP_OK) {
+        esp_spec_forget(s);
         c->hits++;
         c->hit_tokens += reached - have;
         if (s->usage.preemptions == 0) /* a row that was put back had its tokens already */
@@ -312,6 +318,7 @@ void esp_cache_store(struct esp_seq *s)
 
     if (!uses_cache(s) || esp_state_length(s->state) == 0)
         return;
+    esp_spec_settle(s, esp_state_length(s->state));
     esp_state_peek(s->state, &v);
     if (esp_prefix_insert(s->engine->cache->tree, s->ns, s->tokens, &v, &err) != ESP_OK)
         esp_log(ESP_LOG_WARNING, "prefix cache: %s", err.message);

@@ -11,6 +11,7 @@
 #include "base/mem.h"
 
 #include "engine/cache.h"
+#include "engine/spec.h"
 
 static esp_status check_budget(const struct esp_model *m, const esp_engine_opts *o, esp_error *err)
 {
@@ -23,9 +24,10 @@ static esp_status check_budget(const struct esp_model *m, const esp_engine_opts 
         return ESP_OK;
     return esp_fail(err, ESP_ENOFIT,
                     "needs %" PRIu64 " bytes (weights %" PRIu64 ", KV %" PRIu64 ", state %" PRIu64
-                    ", scratch %" PRIu64 "), the budget is %" PRIu64
-                    "; lower the context, the chunk or the number of sequences",
-                    p.total, p.weights, p.kv_pool, p.state_pool, p.scratch, o->memory_budget);
+                    ", scratch %" PRIu64 ", speculation %" PRIu64 ", adapters %" PRIu64
+                    "), the budget is %" PRIu64 "; lower the context, the chunk or the number of sequences",
+                    p.total, p.weights, p.kv_pool, p.state_pool, p.scratch, p.speculation, p.adapters,
+                    o->memory_budget);
 }
 
 static esp_status allocate(struct esp_engine *g, esp_error *err)
@@ -33,6 +35,7 @@ static esp_status allocate(struct esp_engine *g, esp_error *err)
     const esp_engine_opts *o = &g->opts;
     const struct esp_net *net = g->model->net;
     struct esp_engine_shape shape;
+    size_t n_row;
 
     ESP_TRY(esp_engine_shape(g->model, o, &shape, err));
     ESP_TRY(esp_engine_device(&g->dev, g->model, o, err));
@@ -44,10 +47,15 @@ static esp_status allocate(struct esp_engine *g, esp_error *err)
     g->out_rows = esp_alloc_array(o->chunk, sizeof *g->out_rows);
     g->batch_seqs = esp_alloc_array(o->rows, sizeof *g->batch_seqs);
     g->batch_owner = esp_alloc_array(o->rows, sizeof *g->batch_owner);
-    g->logits = esp_alloc_array((size_t)o->rows * net->tape.n_vocab, sizeof *g->logits);
-    g->events = esp_alloc_array((size_t)o->max_seqs * 2, sizeof *g->events);
-    if (!g->ids || !g->pos || !g->out_rows || !g->batch_seqs || !g->batch_owner || !g->logits || !g->events)
+    g->step_rows = esp_alloc_array(o->rows, sizeof *g->step_rows);
+    n_row = (size_t)o->rows + esp_spec_max_drafts(o);
+    g->logits = esp_alloc_array(n_row * net->tape.n_vocab, sizeof *g->logits);
+    g->allowed = esp_alloc_array(((size_t)net->tape.n_vocab + 63) / 64, sizeof *g->allowed);
+    g->events = esp_alloc_array((size_t)o->max_seqs * 2 + n_row + ESP_LIMIT_FORCED, sizeof *g->events);
+    if (!g->ids || !g->pos || !g->out_rows || !g->batch_seqs || !g->batch_owner || !g->step_rows ||
+        !g->logits || !g->allowed || !g->events)
         return esp_fail(err, ESP_ENOMEM, "engine: out of memory");
+    ESP_TRY(esp_spec_open(g, err));
     esp_cache_identify(g, &g->identity);
     return esp_cache_open(g, err);
 }
@@ -86,6 +94,7 @@ void esp_engine_close(esp_engine *g)
         return;
     ESP_ASSERT(g->n_seq == 0);
     esp_cache_close(g);
+    esp_spec_close(g);
     if (g->plan)
         g->dev->ops->plan_free(g->plan);
     esp_state_pools_destroy(g->pools);
@@ -97,7 +106,9 @@ void esp_engine_close(esp_engine *g)
     esp_free(g->out_rows);
     esp_free(g->batch_seqs);
     esp_free(g->batch_owner);
+    esp_free(g->step_rows);
     esp_free(g->logits);
+    esp_free(g->allowed);
     esp_free(g->events);
     esp_free(g);
 }
@@ -112,4 +123,5 @@ void esp_engine_stats(const esp_engine *g, esp_stats *out)
     out->rows_active = g->n_active;
     out->rows_waiting = g->n_waiting;
     esp_cache_stats(g, out);
+    esp_spec_stats(g, out);
 }

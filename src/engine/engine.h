@@ -6,14 +6,17 @@
 #ifndef ESP_ENGINE_ENGINE_H
 #define ESP_ENGINE_ENGINE_H
 
-#include "engine/model.h"
+#include "base/limits.h"
 #include "sample/sampler.h"
 #include "state/state.h"
 
+#include "engine/constraint.h"
+#include "engine/model.h"
+
 enum { MAX_SEQS = 1024, MAX_TOP = ESP_SAMPLE_MAX_TOP };
 
-/* What a row of a step is. The builder makes the first two; verify windows (pending token and drafts, in a
- * journalled pass) and appends of known tokens to a running sequence have their place here. */
+/* What a row of a step is: known tokens, one pending token, a pending token with drafts in a journalled pass,
+ * known tokens behind a generation that has begun. */
 enum esp_row_kind { ESP_ROW_PREFILL, ESP_ROW_DECODE, ESP_ROW_VERIFY, ESP_ROW_APPEND, ESP_ROW_KINDS };
 
 struct esp_cache; /* cache.h */
@@ -22,6 +25,33 @@ struct esp_cache; /* cache.h */
 struct esp_cache_identity {
     uint64_t ns;
     char about[256]; /* the same for people */
+};
+
+struct esp_drafter; /* draft.h */
+struct esp_draft_ask;
+
+/* Speculation of an engine; spec.c */
+enum { ESP_SPEC_CURVE = 64 };
+struct esp_speculation {
+    const struct esp_drafter *drafter;    /* NULL: off */
+    void *data;                           /* the drafter's */
+    uint32_t max_drafts;                  /* of one step */
+    struct esp_draft_ask *asks;           /* [rows] */
+    struct esp_draft_ask **live;          /* [rows] scratch of drafters */
+    float *hidden;                        /* [chunk][hidden] of the trunk's last run; NULL: not wanted */
+    double step_time[ESP_SPEC_CURVE + 1]; /* seconds by rows of the step; 0: not known */
+    double draft_time;                    /* by draft of the longest proposal */
+    double draft_seconds;
+};
+/* ... and of a sequence. */
+struct esp_spec_seq {
+    void *data; /* the drafter's */
+    int32_t drafts[ESP_LIMIT_DRAFTS];
+    uint32_t want, n;    /* of the step being built: wished for, proposed */
+    double right, wrong; /* decayed counts */
+    uint32_t wait;       /* steps without drafts before the next try */
+    uint32_t next_wait;
+    bool off;
 };
 
 /* Sets of a sequence's adapters, ascending by revision: a stack is the same whatever order it was named in.
@@ -38,6 +68,12 @@ struct esp_seq_lora {
 esp_status esp_seq_lora_resolve(const struct esp_engine *g, const esp_seq_opts *o, struct esp_seq_lora *out,
                                 esp_error *err);
 
+/* The constraint of a sequence; constraint.c */
+struct esp_seq_limit {
+    struct esp_constraint c; /* mask NULL: none */
+    uint32_t n;              /* tokens that it has accepted */
+};
+
 struct esp_seq {
     struct esp_engine *engine;
     struct esp_seq *next; /* of the engine's list, in order of opening */
@@ -45,6 +81,7 @@ struct esp_seq {
     struct esp_sampler *sampler;
     esp_seq_opts opts; /* bias copied into the sampler */
     struct esp_seq_lora lora;
+    struct esp_seq_limit limit;
     int32_t *tokens; /* [context] appended and emitted */
     uint32_t n_token;
     bool armed;    /* generating or waiting for it */
@@ -63,8 +100,9 @@ struct esp_seq {
     uint32_t junction; /* where this text parts from a cached one without a checkpoint near; 0: nowhere */
     /* Of the step being built. */
     uint32_t step_n;   /* tokens in it, 0: not part */
-    uint32_t step_row; /* row of logits, NO_ROW: none wanted */
+    uint32_t step_row; /* first of its rows of logits, NO_ROW: none wanted */
     enum esp_row_kind step_kind;
+    struct esp_spec_seq spec;
 };
 #define NO_ROW UINT32_MAX
 
@@ -89,8 +127,10 @@ struct esp_engine {
     uint32_t *out_rows;
     struct esp_batch_seq *batch_seqs; /* [max_seqs] */
     struct esp_seq **batch_owner;
-    float *logits;                /* [max_seqs][n_vocab] */
-    struct pending_event *events; /* [2 * max_seqs] */
+    struct esp_seq **step_rows;   /* [rows] those of one pending token */
+    float *logits;                /* [rows + drafts][n_vocab] */
+    uint64_t *allowed;            /* [(n_vocab + 63) / 64] of the row under a constraint that is looked at */
+    struct pending_event *events; /* [2 * max_seqs + rows + drafts + ESP_LIMIT_FORCED] */
     uint32_t n_event, first_event;
     uint32_t turn; /* rotates which sequence's prompt goes first */
     /* Scheduling. */
@@ -100,6 +140,7 @@ struct esp_engine {
         token_cost;          /* seconds: of a step of single tokens, of one prompt token more; 0: unknown */
     struct esp_cache *cache; /* NULL: none */
     struct esp_cache_identity identity;
+    struct esp_speculation spec;
     esp_stats stats;
 };
 
@@ -118,6 +159,34 @@ esp_status esp_engine_shape(const struct esp_model *m, const esp_engine_opts *o,
 esp_status esp_engine_device(struct esp_dev **out, const struct esp_model *m, const esp_engine_opts *o,
                              esp_error *err);
 
+/* ---- constraint.c: a sequence's sampler and constraint move together ---- */
+
+/* Ids that may come next, valid until the next call; NULL: all. *state is MAY_END without a constraint. */
+esp_status esp_seq_mask(const struct esp_seq *s, const uint64_t **allowed, enum esp_constraint_state *state,
+                        esp_error *err);
+/* id follows, to sampler and constraint both or to neither. *state as of the constraint, else MAY_END. */
+esp_status esp_seq_push(struct esp_seq *s, uint32_t id, enum esp_constraint_state *state, esp_error *err);
+/* Take the last n tokens back; the constraint gets no more back than it was given. */
+esp_status esp_seq_pop(struct esp_seq *s, size_t n, esp_error *err);
+/* Up to cap tokens that are decided already. */
+uint32_t esp_seq_forced(const struct esp_seq *s, esp_token *out, uint32_t cap);
+/* Close it. */
+void esp_seq_drop_constraint(struct esp_seq *s);
+
+/* ---- walk.c: what comes of a row ---- */
+
+/* An event of s, behind those of the step. */
+struct pending_event *esp_engine_push_event(struct esp_engine *g, struct esp_seq *s, esp_token token,
+                                            esp_finish finish);
+void esp_engine_push_failure(struct esp_engine *g, struct esp_seq *s, const esp_error *err);
+/* What follows from a finish that was pushed; no pass of s may be open. */
+void esp_engine_finish(struct esp_seq *s, esp_finish finish);
+/* Append what the constraint of s has decided, without running it, up to `most` tokens; their number. s may
+ * have left when it returns. */
+uint32_t esp_engine_force(struct esp_engine *g, struct esp_seq *s, uint32_t most);
+/* After the run: tokens, the end of the pass, checkpoints. A sequence's own failure is an event. */
+void esp_engine_end_row(struct esp_engine *g, const struct esp_batch_seq *row, struct esp_seq *s);
+
 /* ---- schedule.c ---- */
 
 /*
@@ -126,6 +195,8 @@ esp_status esp_engine_device(struct esp_dev **out, const struct esp_model *m, co
  * ESP_ENOFIT s itself may have been put back to wait: it is not active any more then, which is no failure.
  */
 esp_status esp_engine_begin(struct esp_seq *s, uint32_t n, struct esp_batch_seq *out, esp_error *err);
+/* A journalled pass, when everything it needs is free; nothing is given up for drafts. */
+bool esp_engine_begin_draft(struct esp_seq *s, uint32_t n, struct esp_batch_seq *out);
 /* The same sources until so many pages and slots are free, or nothing more can be given up for s. */
 void esp_engine_make_room(struct esp_seq *s, uint32_t pages, uint32_t slots);
 /* Give waiting sequences rows, best rank first, while they fit. */

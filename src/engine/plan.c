@@ -10,6 +10,9 @@
 
 #include "base/limits.h"
 
+#include "engine/kv.h"
+#include "engine/spec.h"
+
 enum {
     DEFAULT_CONTEXT = 32768,
     DEFAULT_SEQS = 4,
@@ -20,7 +23,9 @@ enum {
     MAX_CHUNK = 8192,
     MAX_RANK = 1024,
     CACHE_NODE_BYTES = 256,
-    PROGRAM_BYTES = 10 << 20 /* code, libraries and small heaps of a process, measured on x86-64 Debian 12 */
+    /* Code, libraries and small heaps of a process: 7.5 MiB measured on x86-64 Debian 12, and 0.5 to spare.
+     */
+    PROGRAM_BYTES = 8 << 20
 };
 
 #define DEFAULT_CACHE_DISK (UINT64_C(32) << 30)
@@ -37,17 +42,6 @@ static esp_status parse_act(const char *name, struct esp_plan_opts *p, esp_error
             return ESP_OK;
         }
     return esp_fail(err, ESP_EINVAL, "act \"%s\"; accepted: auto, f32, bf16, int8x2, int8", name);
-}
-
-static esp_status parse_kv(const char *name, enum esp_kv *kv, esp_error *err)
-{
-    *kv = ESP_KV_BF16;
-    if (!name || strcmp(name, "bf16") == 0)
-        return ESP_OK;
-    *kv = ESP_KV_F32;
-    if (strcmp(name, "f32") == 0)
-        return ESP_OK;
-    return esp_fail(err, ESP_EINVAL, "kv \"%s\"; accepted: bf16, f32", name);
 }
 
 static esp_status resolve_scheduling(esp_engine_opts *o, esp_error *err)
@@ -121,6 +115,26 @@ esp_status esp_engine_device(struct esp_dev **out, const struct esp_model *m, co
     return cuda ? esp_cuda_open(out, index, err) : esp_cpu_open(out, m->level, m->n_thread, err);
 }
 
+/* What a device cannot do is refused before it is opened. */
+static esp_status check_device(const struct esp_model *m, const esp_engine_opts *o, esp_error *err)
+{
+    struct esp_layout l = m->net->layout;
+    char name[ESP_KV_NAME];
+    uint32_t index;
+    bool cuda;
+
+    ESP_TRY(parse_device(o->device, &cuda, &index, err));
+    if (!cuda)
+        return ESP_OK;
+    ESP_TRY(esp_kv_choose(&l, &m->net->config, o->kv, err));
+    if (l.kv != ESP_KV_CODED)
+        return ESP_OK;
+    esp_kv_describe(&l, name);
+    return esp_fail(err, ESP_EUNSUPPORTED,
+                    "device %s keeps keys and values as bf16 or f32; kv %s is for device cpu", o->device,
+                    name);
+}
+
 esp_status esp_engine_resolve(const struct esp_model *m, const esp_engine_opts *in, esp_engine_opts *out,
                               esp_error *err)
 {
@@ -142,6 +156,9 @@ esp_status esp_engine_resolve(const struct esp_model *m, const esp_engine_opts *
         o.chunk = DEFAULT_CHUNK;
     if (o.max_rank > MAX_RANK)
         return esp_fail(err, ESP_EINVAL, "max_rank %u; 0 to %d are possible", o.max_rank, MAX_RANK);
+    if (o.adapter_bytes > ESP_LIMIT_ADAPTER_BYTES)
+        return esp_fail(err, ESP_EINVAL, "adapter_bytes %llu; at most %llu are possible",
+                        (unsigned long long)o.adapter_bytes, (unsigned long long)ESP_LIMIT_ADAPTER_BYTES);
     if (o.chunk > MAX_CHUNK)
         return esp_fail(err, ESP_EINVAL, "chunk %u; 1 to %d are possible", o.chunk, MAX_CHUNK);
     if (o.chunk < o.max_seqs)
@@ -156,6 +173,8 @@ esp_status esp_engine_resolve(const struct esp_model *m, const esp_engine_opts *
         o.snapshots = 2 * o.max_seqs;
     ESP_TRY(resolve_scheduling(&o, err));
     ESP_TRY(resolve_cache(&o, err));
+    ESP_TRY(esp_spec_resolve(m, &o, err));
+    ESP_TRY(check_device(m, &o, err));
     *out = o;
     return ESP_OK;
 }
@@ -165,13 +184,14 @@ esp_status esp_engine_shape(const struct esp_model *m, const esp_engine_opts *o,
 {
     memset(out, 0, sizeof *out);
     out->layout = m->net->layout;
-    ESP_TRY(parse_kv(o->kv, &out->layout.kv, err));
-    ESP_TRY(esp_layout_finish(&out->layout, err));
-    out->pools.n_page = out->layout.n_attn ? (uint32_t)(o->kv_tokens / ESP_SPAN) : 0;
+    ESP_TRY(esp_kv_choose(&out->layout, &m->net->config, o->kv, err));
     /* With a ledger, sequences without a row lend their slots. */
     if (out->layout.n_delta)
         out->pools.n_slot =
             (o->admission == ESP_ADMISSION_OPEN ? o->max_seqs : o->rows) + o->snapshots + o->checkpoints;
+    esp_spec_shape(m, o, out);
+    ESP_TRY(esp_layout_finish(&out->layout, err));
+    out->pools.n_page = out->layout.n_attn ? (uint32_t)(o->kv_tokens / ESP_SPAN) : 0;
     ESP_TRY(parse_act(o->act, &out->plan, err));
     out->plan.max_tok = o->chunk;
     out->plan.max_rank = o->max_rank;
@@ -185,7 +205,7 @@ esp_status esp_engine_shape(const struct esp_model *m, const esp_engine_opts *o,
 static uint64_t fixed_bytes(const struct esp_model *m, const esp_engine_opts *o)
 {
     uint64_t n_vocab = m->net->tape.n_vocab;
-    uint64_t b = PROGRAM_BYTES + m->net->vector_bytes + n_vocab / 8;
+    uint64_t b = PROGRAM_BYTES + m->net->vector_bytes + n_vocab / 4; /* two masks of ids */
 
     b += m->tok ? esp_tokenizer_bytes(m->tok) : 0;
     b += esp_sample_work_bytes((uint32_t)n_vocab);
@@ -213,8 +233,10 @@ static esp_status fill_plan(const struct esp_model *m, const esp_engine_opts *o,
         .state_pool = (uint64_t)shape.pools.n_slot * l->slot_bytes,
         .scratch = scratch + (uint64_t)o->rows * m->net->tape.n_vocab * sizeof(float),
         .fixed = fixed_bytes(m, o),
+        .adapters = o->adapter_bytes,
     };
-    p->total = p->weights + p->kv_pool + p->state_pool + p->scratch + p->fixed;
+    ESP_TRY(esp_spec_bytes(m, o, &shape, dev, &p->speculation, err));
+    p->total = p->weights + p->kv_pool + p->state_pool + p->scratch + p->speculation + p->fixed + p->adapters;
     return ESP_OK;
 }
 

@@ -11,11 +11,15 @@
 #include <time.h>
 
 #include "engine/cache.h"
+#include "engine/spec.h"
 
-enum {
-    STALL_PROBE = 64, /* prompt tokens of a step under a stall bound before anything was measured */
-    STALL_LEAST = 8   /* ... and at least so many, or long prompts would never end */
-};
+enum { STALL_LEAST = 8 }; /* prompt tokens of a step under a stall bound, or long prompts would never end */
+
+/* Cost of a prompt token against a step of single tokens while none was measured: eight more rows cost a step
+ * of the smallest shape at four bits 0.8 of itself, larger ones less. */
+static const double FIRST_GUESS = 0.5;
+/* Part of the bound that a step aims at: costs grow with the text, and a mean follows them late. */
+static const double STALL_AIM = 0.95;
 
 double esp_engine_now(void)
 {
@@ -119,6 +123,7 @@ esp_status esp_engine_enqueue(struct esp_seq *s, size_t max_new, esp_error *err)
         esp_state_length(s->state) == s->n_token) { /* its logits are gone: the last token runs again */
         uint32_t reached;
 
+        esp_spec_settle(s, s->n_token - 1);
         ESP_TRY(esp_state_rewind(s->state, s->n_token - 1, &reached, err));
     }
     if (max_new > room + 1 - s->n_token) /* the last token emitted needs no place in the cache ... */
@@ -131,6 +136,7 @@ esp_status esp_engine_enqueue(struct esp_seq *s, size_t max_new, esp_error *err)
     s->n_passed = 0;
     s->armed_at = esp_engine_now();
     s->active_at = s->first_at = s->done_at = 0;
+    esp_spec_arm(s);
     s->usage = (esp_usage){.prompt_tokens = s->n_token, .max_new = max_new};
     g->n_waiting++;
     return ESP_OK;
@@ -249,15 +255,26 @@ esp_status esp_engine_begin(struct esp_seq *s, uint32_t n, struct esp_batch_seq 
     return esp_state_begin(s->state, n, ESP_PASS_WRITE, out, err);
 }
 
+bool esp_engine_begin_draft(struct esp_seq *s, uint32_t n, struct esp_batch_seq *out)
+{
+    const struct esp_state_pools *p = s->engine->pools;
+    uint32_t pages, slots;
+
+    esp_state_need(s->state, n, &pages, &slots);
+    return pages <= p->n_free_page && slots + 1 <= p->n_free_slot &&
+           esp_state_begin(s->state, n, ESP_PASS_JOURNAL, out, NULL) == ESP_OK;
+}
+
 /* ---- time ---- */
 
 uint32_t esp_engine_budget(struct esp_engine *g, uint32_t n_decode)
 {
-    double bound = g->opts.max_stall_ms * 1e-3, n;
+    double bound = STALL_AIM * g->opts.max_stall_ms * 1e-3, n;
+    double cost = g->token_cost > 0 ? g->token_cost : FIRST_GUESS * g->step_cost;
 
     if (g->opts.max_stall_ms == 0 || n_decode == 0)
         return g->opts.chunk;
-    n = g->token_cost > 0 ? (bound - g->step_cost) / g->token_cost : STALL_PROBE;
+    n = cost > 0 ? (bound - g->step_cost) / cost : STALL_LEAST;
     n = n < STALL_LEAST ? STALL_LEAST : n;
     if (n >= g->opts.chunk - n_decode)
         return g->opts.chunk;

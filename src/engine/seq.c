@@ -11,6 +11,7 @@
 #include "base/mem.h"
 
 #include "engine/cache.h"
+#include "engine/spec.h"
 
 static struct esp_sample_params params_of(const struct esp_seq *s, struct esp_sample_bias *bias)
 {
@@ -91,6 +92,8 @@ static esp_status create(struct esp_seq **out, struct esp_engine *g, const esp_s
     if (st == ESP_OK)
         st = esp_seq_lora_resolve(g, &s->opts, &s->lora, err);
     s->ns = esp_cache_namespace(&g->identity, &s->opts, s->lora.key);
+    if (st == ESP_OK)
+        st = esp_spec_seq_open(s, err);
     if (st != ESP_OK) {
         esp_sampler_destroy(s->sampler);
         esp_free(s->tokens);
@@ -146,6 +149,8 @@ void esp_seq_close(esp_seq *s)
     *p = s->next;
     s->engine->n_seq--;
     drop_events(s->engine, s);
+    esp_spec_seq_close(s);
+    esp_seq_drop_constraint(s);
     esp_state_close(s->state);
     esp_sampler_destroy(s->sampler);
     esp_free(s->tokens);
@@ -153,7 +158,7 @@ void esp_seq_close(esp_seq *s)
     esp_free(s);
 }
 
-static esp_status check_tokens(const struct esp_seq *s, const esp_token *t, size_t n, esp_error *err)
+static esp_status check_ids(const struct esp_seq *s, const esp_token *t, size_t n, esp_error *err)
 {
     uint32_t n_vocab = s->engine->model->net->tape.n_vocab;
 
@@ -163,6 +168,12 @@ static esp_status check_tokens(const struct esp_seq *s, const esp_token *t, size
         if (t[i] < 0 || (uint32_t)t[i] >= n_vocab)
             return esp_fail(err, ESP_EINVAL, "token %zu is %d; the vocabulary has ids 0 to %u", i, t[i],
                             n_vocab - 1);
+    return ESP_OK;
+}
+
+static esp_status check_tokens(const struct esp_seq *s, const esp_token *t, size_t n, esp_error *err)
+{
+    ESP_TRY(check_ids(s, t, n, err));
     if (n > s->engine->opts.context - s->n_token)
         return esp_fail(err, ESP_ENOFIT, "%zu tokens after %u do not fit into the context of %u", n,
                         s->n_token, s->engine->opts.context);
@@ -190,10 +201,76 @@ esp_status esp_seq_generate(esp_seq *s, size_t max_new, esp_error *err)
     return esp_engine_enqueue(s, max_new, err);
 }
 
+/* Tokens of s that events not handed out yet would report. */
+static uint32_t held_back(const struct esp_seq *s)
+{
+    const struct esp_engine *g = s->engine;
+    uint32_t n = 0;
+
+    for (uint32_t i = g->first_event; i < g->n_event; i++)
+        n += g->events[i].event.seq == s && g->events[i].event.token >= 0;
+    return n;
+}
+
 void esp_seq_stop(esp_seq *s)
 {
+    uint32_t n = held_back(s);
+    esp_status st = ESP_OK;
+
     esp_engine_leave(s, ESP_LEAVE_KEEP);
     drop_events(s->engine, s);
+    if (n)
+        st = esp_seq_rewind(s, s->n_token - n, NULL);
+    ESP_ASSERT(st == ESP_OK); /* it does not generate, and has so many tokens */
+    s->usage.generated_tokens -= n;
+}
+
+/* Part of n tokens that a generating sequence takes: up to its budget, its context and an end. */
+static size_t part_taken(const struct esp_seq *s, const esp_token *t, size_t n)
+{
+    size_t most =
+        s->n_left < s->engine->opts.context - s->n_token ? s->n_left : s->engine->opts.context - s->n_token;
+
+    n = n < most ? n : most;
+    for (size_t i = 0; i < n && !s->opts.sampling.ignore_end; i++)
+        if (esp_token_is_end(s->engine->model, t[i]))
+            n = i;
+    return n;
+}
+
+esp_status esp_seq_extend(esp_seq *s, const esp_token *t, size_t n, size_t *n_taken, esp_error *err)
+{
+    enum esp_constraint_state state = ESP_CONSTRAINT_MAY_END;
+    size_t part;
+
+    if (!s->armed)
+        return esp_fail(err, ESP_ESTATE,
+                        "the sequence does not generate; esp_seq_append() adds tokens to it");
+    ESP_TRY(check_ids(s, t, n, err));
+    part = part_taken(s, t, n);
+    for (size_t i = 0; i < part; i++) {
+        esp_status st;
+
+        if (state == ESP_CONSTRAINT_ENDED) {
+            part = i;
+            break;
+        }
+        st = esp_seq_push(s, (uint32_t)t[i], &state, err);
+
+        if (st != ESP_OK) {
+            esp_seq_pop(s, i, NULL);
+            return st;
+        }
+    }
+    if (part)
+        memcpy(s->tokens + s->n_token, t, part * sizeof *t);
+    s->n_token += (uint32_t)part;
+    s->n_left -= part;
+    s->usage.generated_tokens += part;
+    s->engine->stats.generated_tokens += part;
+    if (n_taken)
+        *n_taken = part;
+    return ESP_OK;
 }
 
 size_t esp_seq_length(const esp_seq *s)
@@ -218,9 +295,10 @@ esp_status esp_seq_rewind(esp_seq *s, size_t length, esp_error *err)
         return esp_fail(err, ESP_ESTATE, "the sequence is generating; stop it before rewinding");
     if (length > s->n_token)
         return esp_fail(err, ESP_EINVAL, "rewind to %zu; the sequence has %u tokens", length, s->n_token);
+    esp_spec_settle(s, (uint32_t)length);
     if (length < esp_state_length(s->state))
         ESP_TRY(esp_state_rewind(s->state, (uint32_t)length, &reached, err));
-    ESP_TRY(esp_sampler_pop(s->sampler, s->n_token - length, err));
+    ESP_TRY(esp_seq_pop(s, s->n_token - length, err));
     s->n_token = (uint32_t)length;
     return ESP_OK;
 }
@@ -245,6 +323,7 @@ esp_status esp_seq_fork(esp_seq **out, const esp_seq *s, const esp_seq_opts *opt
     memcpy(o.adapters, s->opts.adapters, sizeof o.adapters); /* its state is under them */
     o.n_adapters = s->opts.n_adapters;
     ESP_TRY(create(&f, s->engine, &o, err));
+    esp_spec_settle(s, esp_state_length(s->state));
     st = esp_state_fork(&f->state, s->state, err);
     if (st == ESP_OK) /* to the fork all of it is prompt: its penalties on generated tokens start anew */
         st = esp_sampler_push_prompt(f->sampler, (const uint32_t *)s->tokens, s->n_token, err);

@@ -9,6 +9,7 @@
 #include "base/mem.h"
 
 #include "engine/cache.h"
+#include "engine/spec.h"
 
 esp_status esp_seq_save(const esp_seq *s, const char *path, esp_error *err)
 {
@@ -20,6 +21,7 @@ esp_status esp_seq_save(const esp_seq *s, const char *path, esp_error *err)
 
     if (!path)
         return esp_fail(err, ESP_EINVAL, "esp_seq_save needs a path");
+    esp_spec_settle(s, esp_state_length(s->state));
     esp_state_peek(s->state, &v);
     c = (struct esp_prefix_checkpoint){.n = v.n, .base = v.base, .slot = v.slot};
     p = (struct esp_prefix_path){.ns = s->ns,
@@ -64,6 +66,7 @@ static esp_status adopt_file(struct esp_seq *s, const struct esp_snapshot *f,
         st = esp_snapshot_fill(f, p, c, pages, v.slot, err);
     if (st == ESP_OK)
         st = esp_state_adopt(s->state, &v, err);
+    esp_spec_forget(s);
     for (uint32_t i = 0; i < v.n_page; i++)
         esp_page_release(p, pages[i]);
     if (v.slot != ESP_NO_SLOT)

@@ -9,6 +9,7 @@
 
 #include <errno.h>
 #include <inttypes.h>
+#include <limits.h>
 #include <poll.h>
 #include <pthread.h>
 #include <stdatomic.h>
@@ -21,25 +22,9 @@
 #include "base/mem.h"
 
 #include "engine/cache.h"
+#include "engine/service_job.h"
 
-enum { DEFAULT_EVENTS = 4096, MAX_CHOICES = ESP_SERVICE_MAX_CHOICES, STEP_EVENTS = 64 };
-
-struct job {
-    struct job *next;
-    uint64_t id;
-    struct esp_service_request r; /* its arrays are ours */
-    esp_token *tokens;
-    size_t *marks;
-    esp_logit_bias *bias;
-    atomic_bool cancel;
-    /* The thread's own. */
-    bool opened, sharing; /* sharing: choice 0 runs the prompt that the others will fork ... */
-    bool ready;           /* ... and has */
-    esp_seq *seqs[MAX_CHOICES];
-    bool ended[MAX_CHOICES];
-    uint32_t n_ended;
-    esp_usage prompt_usage;
-};
+enum { DEFAULT_EVENTS = 4096, STEP_EVENTS = 64 };
 
 struct exclusive {
     esp_service_fn fn;
@@ -56,7 +41,7 @@ struct esp_service {
     pthread_cond_t work, space, finished; /* for the thread; room in the ring; an exclusive call has ended */
     int fd;
     bool stop, ended, draining;
-    struct job *inbox, *jobs;
+    struct esp_service_job *inbox, *jobs;
     uint64_t n_id;
     uint32_t n_pending; /* choices that have not ended */
     struct exclusive *exclusive;
@@ -103,14 +88,16 @@ static void push(struct esp_service *v, const struct esp_service_event *e)
     pthread_mutex_unlock(&v->lock);
 }
 
-static struct esp_service_event event_of(const struct job *j, uint32_t choice, enum esp_service_what what)
+static struct esp_service_event event_of(const struct esp_service_job *j, uint32_t choice,
+                                         enum esp_service_what what)
 {
     return (struct esp_service_event){
         .id = j->id, .user = j->r.user, .choice = choice, .what = what, .token = -1};
 }
 
 /* Close choice c and say so. */
-static void end_choice(struct esp_service *v, struct job *j, uint32_t c, struct esp_service_event *e)
+static void end_choice(struct esp_service *v, struct esp_service_job *j, uint32_t c,
+                       struct esp_service_event *e)
 {
     if (j->seqs[c]) {
         esp_seq_stop(j->seqs[c]);
@@ -132,7 +119,7 @@ static void end_choice(struct esp_service *v, struct job *j, uint32_t c, struct 
 }
 
 /* End every choice that has not ended: with a failure, or cancelled when err is NULL. */
-static void end_job(struct esp_service *v, struct job *j, const esp_error *err)
+static void end_job(struct esp_service *v, struct esp_service_job *j, const esp_error *err)
 {
     for (uint32_t c = 0; c < j->r.n_choice; c++) {
         struct esp_service_event e = event_of(j, c, err ? ESP_SERVICE_FINISH : ESP_SERVICE_CANCELLED);
@@ -150,74 +137,9 @@ static void end_job(struct esp_service *v, struct job *j, const esp_error *err)
 
 /* ---- jobs ---- */
 
-static void free_job(struct job *j)
+static struct esp_service_job *job_of(const struct esp_service *v, const esp_seq *seq, uint32_t *choice)
 {
-    if (!j)
-        return;
-    esp_free(j->tokens);
-    esp_free(j->marks);
-    esp_free(j->bias);
-    esp_free(j);
-}
-
-static void *copy_of(const void *data, size_t n, size_t size)
-{
-    void *p = esp_alloc_array(n, size);
-
-    if (p && n)
-        memcpy(p, data, n * size);
-    return p;
-}
-
-static esp_status make_job(struct job **out, const struct esp_service_request *r, esp_error *err)
-{
-    struct job *j = esp_alloc(sizeof *j);
-
-    if (!j)
-        return esp_fail(err, ESP_ENOMEM, "request: out of memory");
-    j->r = *r;
-    j->r.n_choice = r->n_choice ? r->n_choice : 1;
-    j->tokens = copy_of(r->tokens, r->n, sizeof *r->tokens);
-    j->marks = copy_of(r->marks, r->n_mark, sizeof *r->marks);
-    j->bias = copy_of(r->opts.sampling.bias, r->opts.sampling.n_bias, sizeof *j->bias);
-    if (!j->tokens || !j->marks || !j->bias) {
-        free_job(j);
-        return esp_fail(err, ESP_ENOMEM, "request of %zu tokens: out of memory", r->n);
-    }
-    j->r.opts.sampling.bias = j->bias;
-    *out = j;
-    return ESP_OK;
-}
-
-static esp_status open_job(struct esp_service *v, struct job *j, esp_error *err)
-{
-    v->n_open += j->r.n_choice;
-    j->opened = true;
-    j->r.opts.sampling.choice = 0;
-    ESP_TRY(esp_seq_open(&j->seqs[0], v->g, &j->r.opts, err));
-    ESP_TRY(esp_seq_append(j->seqs[0], j->tokens, j->r.n, err));
-    ESP_TRY(esp_seq_set_marks(j->seqs[0], j->marks, j->r.n_mark, err));
-    j->sharing = j->r.n_choice > 1;
-    return esp_seq_generate(j->seqs[0], j->sharing ? 0 : j->r.max_new, err);
-}
-
-/* The prompt has run: every other choice is a fork that shares its pages. */
-static esp_status fork_job(struct job *j, esp_error *err)
-{
-    j->sharing = false;
-    esp_seq_usage(j->seqs[0], &j->prompt_usage);
-    for (uint32_t c = 1; c < j->r.n_choice; c++) {
-        j->r.opts.sampling.choice = c;
-        ESP_TRY(esp_seq_fork(&j->seqs[c], j->seqs[0], &j->r.opts, err));
-    }
-    for (uint32_t c = 0; c < j->r.n_choice; c++)
-        ESP_TRY(esp_seq_generate(j->seqs[c], j->r.max_new, err));
-    return ESP_OK;
-}
-
-static struct job *job_of(const struct esp_service *v, const esp_seq *seq, uint32_t *choice)
-{
-    for (struct job *j = v->jobs; j; j = j->next)
+    for (struct esp_service_job *j = v->jobs; j; j = j->next)
         for (uint32_t c = 0; c < j->r.n_choice; c++)
             if (j->seqs[c] == seq) {
                 *choice = c;
@@ -229,7 +151,7 @@ static struct job *job_of(const struct esp_service *v, const esp_seq *seq, uint3
 static void translate(struct esp_service *v, const esp_event *x)
 {
     uint32_t c = 0;
-    struct job *j = job_of(v, x->seq, &c);
+    struct esp_service_job *j = job_of(v, x->seq, &c);
     struct esp_service_event e;
     esp_error err;
 
@@ -270,25 +192,25 @@ static void step(struct esp_service *v)
     size_t n = 0;
 
     if (esp_engine_step(v->g, events, STEP_EVENTS, &n, &err) != ESP_OK) {
-        for (struct job *j = v->jobs; j; j = j->next)
+        for (struct esp_service_job *j = v->jobs; j; j = j->next)
             if (j->opened)
                 end_job(v, j, &err);
         return;
     }
     for (size_t i = 0; i < n; i++)
         translate(v, &events[i]);
-    for (struct job *j = v->jobs; j; j = j->next) {
+    for (struct esp_service_job *j = v->jobs; j; j = j->next) {
         if (!j->ready || j->n_ended)
             continue;
         j->ready = false;
-        if (fork_job(j, &err) != ESP_OK)
+        if (esp_service_job_fork(j, &err) != ESP_OK)
             end_job(v, j, &err);
     }
 }
 
 static void take_inbox(struct esp_service *v)
 {
-    struct job **tail = &v->jobs;
+    struct esp_service_job **tail = &v->jobs;
 
     while (*tail)
         tail = &(*tail)->next;
@@ -296,23 +218,34 @@ static void take_inbox(struct esp_service *v)
     v->inbox = NULL;
 }
 
+/* Choices whose bit is set. While they share the prompt, which choice 0 runs, single ones stay. */
 static void cancel_jobs(struct esp_service *v)
 {
-    for (struct job *j = v->jobs; j; j = j->next)
-        if (atomic_load(&j->cancel) && j->n_ended < j->r.n_choice)
+    for (struct esp_service_job *j = v->jobs; j; j = j->next) {
+        const unsigned all = (1u << j->r.n_choice) - 1, wanted = atomic_load(&j->cancel) & all;
+
+        if (wanted == all && j->n_ended < j->r.n_choice)
             end_job(v, j, NULL);
+        for (uint32_t c = 0; wanted && !j->sharing && j->opened && c < j->r.n_choice; c++) {
+            struct esp_service_event e = event_of(j, c, ESP_SERVICE_CANCELLED);
+
+            if ((wanted >> c & 1) && !j->ended[c])
+                end_choice(v, j, c, &e);
+        }
+    }
 }
 
 static void open_jobs(struct esp_service *v)
 {
-    for (struct job *j = v->jobs; j; j = j->next) {
+    for (struct esp_service_job *j = v->jobs; j; j = j->next) {
         esp_error err;
 
         if (j->opened || j->n_ended)
             continue;
         if (v->n_open + j->r.n_choice > v->g->opts.max_seqs)
             return;
-        if (open_job(v, j, &err) != ESP_OK)
+        v->n_open += j->r.n_choice;
+        if (esp_service_job_open(j, v->g, &err) != ESP_OK)
             end_job(v, j, &err);
     }
 }
@@ -320,17 +253,17 @@ static void open_jobs(struct esp_service *v)
 /* Unlink and free what has ended; with the lock. */
 static void reap(struct esp_service *v)
 {
-    struct job **at = &v->jobs;
+    struct esp_service_job **at = &v->jobs;
 
     while (*at) {
-        struct job *j = *at;
+        struct esp_service_job *j = *at;
 
         if (j->n_ended < j->r.n_choice) {
             at = &j->next;
             continue;
         }
         *at = j->next;
-        free_job(j);
+        esp_service_job_free(j);
     }
 }
 
@@ -387,7 +320,7 @@ static void *run(void *arg)
         }
     }
     pthread_mutex_unlock(&v->lock);
-    for (struct job *j = v->jobs; j; j = j->next)
+    for (struct esp_service_job *j = v->jobs; j; j = j->next)
         end_job(v, j, NULL);
     pthread_mutex_lock(&v->lock);
     v->ended = true;
@@ -443,7 +376,7 @@ esp_status esp_service_open(struct esp_service **out, esp_engine *g, const struc
 
 void esp_service_close(struct esp_service *v)
 {
-    struct job *j, *next;
+    struct esp_service_job *j, *next;
 
     if (!v)
         return;
@@ -456,7 +389,7 @@ void esp_service_close(struct esp_service *v)
     pthread_join(v->thread, NULL);
     for (j = v->jobs; j; j = next) {
         next = j->next;
-        free_job(j);
+        esp_service_job_free(j);
     }
     destroy(v);
 }
@@ -480,17 +413,21 @@ static esp_status refusal(struct esp_service *v, uint32_t n_choice, esp_error *e
 esp_status esp_service_submit(struct esp_service *v, const struct esp_service_request *r, uint64_t *id,
                               esp_error *err)
 {
-    struct job *j = NULL, **tail;
+    struct esp_service_job *j = NULL, **tail;
     esp_status s;
 
-    if (r->n_choice > MAX_CHOICES)
-        return esp_fail(err, ESP_EINVAL, "n %u; 1 to %d choices are possible", r->n_choice, MAX_CHOICES);
+    if (r->n_choice > ESP_SERVICE_MAX_CHOICES)
+        return esp_fail(err, ESP_EINVAL, "n %u; 1 to %d choices are possible", r->n_choice,
+                        ESP_SERVICE_MAX_CHOICES);
+    if (r->constraint && r->n_choice > 1 && !r->constraint->clone)
+        return esp_fail(err, ESP_EINVAL, "%u choices under a constraint that has no second state",
+                        r->n_choice);
     if (r->n == 0 || !r->tokens)
         return esp_fail(err, ESP_EINVAL, "a request without tokens");
     if (r->n_mark > ESP_LIMIT_MARKS || r->opts.sampling.n_bias > ESP_SAMPLE_MAX_BIAS)
         return esp_fail(err, ESP_EINVAL, "%zu marks and %zu biases; at most %u and %d are accepted",
                         r->n_mark, r->opts.sampling.n_bias, ESP_LIMIT_MARKS, ESP_SAMPLE_MAX_BIAS);
-    ESP_TRY(make_job(&j, r, err));
+    ESP_TRY(esp_service_job_make(&j, r, err));
     pthread_mutex_lock(&v->lock);
     s = refusal(v, j->r.n_choice, err);
     if (s == ESP_OK) {
@@ -502,27 +439,40 @@ esp_status esp_service_submit(struct esp_service *v, const struct esp_service_re
         pthread_cond_signal(&v->work);
     }
     pthread_mutex_unlock(&v->lock);
-    if (s != ESP_OK)
-        free_job(j);
+    if (s != ESP_OK) {
+        j->constraint = (struct esp_constraint){0}; /* it remains the caller's */
+        esp_service_job_free(j);
+    }
     return s;
 }
 
-static bool cancel_in(struct job *list, uint64_t id)
+static bool cancel_in(struct esp_service_job *list, uint64_t id, unsigned choices)
 {
     for (; list; list = list->next)
         if (list->id == id) {
-            atomic_store(&list->cancel, true);
+            atomic_fetch_or(&list->cancel, choices);
             return true;
         }
     return false;
 }
 
-void esp_service_cancel(struct esp_service *v, uint64_t id)
+static void cancel(struct esp_service *v, uint64_t id, unsigned choices)
 {
     pthread_mutex_lock(&v->lock);
-    if (!cancel_in(v->inbox, id))
-        cancel_in(v->jobs, id);
+    if (!cancel_in(v->inbox, id, choices))
+        cancel_in(v->jobs, id, choices);
     pthread_mutex_unlock(&v->lock);
+}
+
+void esp_service_cancel(struct esp_service *v, uint64_t id)
+{
+    cancel(v, id, UINT_MAX);
+}
+
+void esp_service_cancel_choice(struct esp_service *v, uint64_t id, uint32_t choice)
+{
+    if (choice < ESP_SERVICE_MAX_CHOICES)
+        cancel(v, id, 1u << choice);
 }
 
 size_t esp_service_poll(struct esp_service *v, struct esp_service_event *out, size_t cap)

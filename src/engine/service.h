@@ -13,7 +13,7 @@
 #ifndef ESP_ENGINE_SERVICE_H
 #define ESP_ENGINE_SERVICE_H
 
-#include "espalier/espalier.h"
+#include "engine/constraint.h"
 
 struct esp_service;
 
@@ -36,7 +36,10 @@ struct esp_service_request {
     size_t max_new;
     uint32_t n_choice; /* 1 to 16; 0: 1. They share the prompt, and each counts as a row */
     esp_seq_opts opts; /* bias copied; choice is set by the service */
-    void *user;        /* comes back with every event */
+    /* Of every choice's answer; copied, NULL: none. With ESP_OK what it points to belongs to the service,
+     * which closes it on its own thread or at its end. Several choices need clone(). */
+    const struct esp_constraint *constraint;
+    void *user; /* comes back with every event */
 };
 enum { ESP_SERVICE_MAX_CHOICES = 16 };
 
@@ -47,6 +50,8 @@ esp_status esp_service_submit(struct esp_service *v, const struct esp_service_re
 /* Any thread. Observed in the queue, between prompt chunks and between tokens; what already runs is finished
  * and dropped. Every choice still ends with one event, ESP_SERVICE_CANCELLED. Unknown ids are ignored. */
 void esp_service_cancel(struct esp_service *v, uint64_t id);
+/* One choice alone; the others go on. */
+void esp_service_cancel_choice(struct esp_service *v, uint64_t id, uint32_t choice);
 
 enum esp_service_what {
     ESP_SERVICE_TOKEN,    /* token; finish may be set as well */

@@ -1,42 +1,27 @@
 /*
  * One step: choose rows, run them, sample, report. Decode rows come first, prompt chunks fill the rest; since
- * a row's result does not depend on its neighbours, the mix changes speed and never text.
+ * a row's result does not depend on its neighbours, the mix changes speed and never text. A row with drafts
+ * runs its pending token and them in one journalled pass: every position is sampled as it would be without
+ * drafts, and the first that disagrees is the last one taken.
  *
  * SPDX-License-Identifier: MIT
  */
 #include "engine/engine.h"
 
-#include <math.h>
-#include <stdio.h>
 #include <string.h>
 
 #include "engine/cache.h"
+#include "engine/spec.h"
 
 struct step {
     struct esp_batch batch;
     uint32_t n_tok[ESP_ROW_KINDS];
 };
 
-static struct pending_event *push_event(struct esp_engine *g, struct esp_seq *s, esp_token token,
-                                        esp_finish finish)
+static void fail(struct esp_engine *g, struct esp_seq *s, const esp_error *err)
 {
-    struct pending_event *e = &g->events[g->n_event++];
-
-    ESP_ASSERT(g->n_event <= g->opts.max_seqs * 2);
-    memset(&e->event, 0, sizeof e->event);
-    e->event.seq = s;
-    e->event.token = token;
-    e->event.finish = finish;
-    if (finish != ESP_FINISH_NONE)
-        esp_engine_leave(s, finish == ESP_FINISH_FAILED ? ESP_LEAVE_DROP : ESP_LEAVE_KEEP);
-    return e;
-}
-
-static void push_failure(struct esp_engine *g, struct esp_seq *s, const esp_error *err)
-{
-    struct pending_event *e = push_event(g, s, -1, ESP_FINISH_FAILED);
-
-    snprintf(e->message, sizeof e->message, "%s", err->message);
+    esp_engine_push_failure(g, s, err);
+    esp_engine_finish(s, ESP_FINISH_FAILED);
 }
 
 static uint32_t pending(const struct esp_seq *s)
@@ -51,37 +36,109 @@ static uint32_t wanted(const struct esp_seq *s)
     return pending(s) - (s->n_left == 0);
 }
 
-static void add_row(struct esp_engine *g, struct step *st, struct esp_seq *s, uint32_t n)
+/* The pass of s that is row number n_seq of the step is open. */
+static void take_row(struct esp_engine *g, struct step *st, struct esp_seq *s, uint32_t n)
 {
-    struct esp_batch *b = &st->batch;
-    struct esp_batch_seq *row = &g->batch_seqs[b->n_seq];
-    uint32_t at = esp_state_length(s->state);
-    esp_error err;
+    struct esp_batch_seq *row = &g->batch_seqs[st->batch.n_seq];
 
-    if (esp_engine_begin(s, n, row, &err) != ESP_OK) {
-        if (s->active || !s->armed) /* else it was put back to wait */
-            push_failure(g, s, &err);
-        return;
-    }
-    row->tok0 = b->n_tok;
     row->n_lora = s->lora.n;
     memcpy(row->lora, s->lora.set, sizeof row->lora);
     memcpy(row->lora_scale, s->lora.scale, sizeof row->lora_scale);
+    esp_spec_begin(s, row);
+    s->step_n = n;
+    s->step_row = NO_ROW;
+    g->batch_owner[st->batch.n_seq++] = s;
+}
+
+/* Give the last row of the step its n tokens, ids[0 .. n). */
+static void place(struct esp_engine *g, struct step *st, struct esp_seq *s, const int32_t *ids, uint32_t row)
+{
+    struct esp_batch *b = &st->batch;
+    uint32_t n = s->step_n, at = esp_state_length(s->state);
+
+    g->batch_seqs[row].tok0 = b->n_tok;
     for (uint32_t i = 0; i < n; i++) {
-        g->ids[b->n_tok + i] = s->tokens[at + i];
+        g->ids[b->n_tok + i] = ids[i];
         for (int axis = 0; axis < 3; axis++)
             g->pos[b->n_tok + i][axis] = (int32_t)(at + i);
     }
-    s->step_n = n;
-    s->step_row = NO_ROW;
-    if (at + n == s->n_token && s->n_left) {
-        g->out_rows[b->n_out] = b->n_tok + n - 1;
-        s->step_row = b->n_out++;
-    }
-    g->batch_owner[b->n_seq++] = s;
     b->n_tok += n;
-    s->step_kind = n == 1 && s->step_row != NO_ROW ? ESP_ROW_DECODE : ESP_ROW_PREFILL;
     st->n_tok[s->step_kind] += n;
+}
+
+/* The logits of the last n tokens placed are wanted by s. */
+static void want_logits(struct esp_engine *g, struct step *st, struct esp_seq *s, uint32_t n)
+{
+    struct esp_batch *b = &st->batch;
+
+    s->step_row = b->n_out;
+    for (uint32_t i = 0; i < n; i++)
+        g->out_rows[b->n_out++] = b->n_tok - n + i;
+}
+
+static bool begin_row(struct esp_engine *g, struct step *st, struct esp_seq *s, uint32_t n)
+{
+    esp_error err;
+
+    if (esp_engine_begin(s, n, &g->batch_seqs[st->batch.n_seq], &err) == ESP_OK) {
+        take_row(g, st, s, n);
+        return true;
+    }
+    if (s->active || !s->armed) /* else it was put back to wait */
+        fail(g, s, &err);
+    return false;
+}
+
+/* Known tokens of s. */
+static void add_known(struct esp_engine *g, struct step *st, struct esp_seq *s, uint32_t n)
+{
+    uint32_t at = esp_state_length(s->state), row = st->batch.n_seq;
+
+    if (!begin_row(g, st, s, n))
+        return;
+    s->step_kind = s->usage.generated_tokens ? ESP_ROW_APPEND : ESP_ROW_PREFILL;
+    place(g, st, s, s->tokens + at, row);
+    if (at + n == s->n_token && s->n_left)
+        want_logits(g, st, s, 1);
+}
+
+/* Rows of one pending token, with drafts where they pay. */
+static void add_pending(struct esp_engine *g, struct step *st)
+{
+    uint32_t n = 0, n_row;
+
+    for (struct esp_seq *s = g->seqs; s; s = s->next)
+        if (s->active && s->step_n == 0 && wanted(s) == 1 && s->n_left)
+            g->step_rows[n++] = s;
+    esp_spec_choose(g, g->step_rows, n, (g->opts.chunk - n + 1) / 2); /* prompts get the rest */
+    for (uint32_t i = 0; i < n; i++) {
+        struct esp_seq *s = g->step_rows[i];
+
+        s->step_kind = ESP_ROW_VERIFY;
+        if (!s->active) /* put back to wait for the sake of another row */
+            continue;
+        if (s->spec.want && esp_engine_begin_draft(s, 1 + s->spec.want, &g->batch_seqs[st->batch.n_seq])) {
+            take_row(g, st, s, 1 + s->spec.want);
+            continue;
+        }
+        s->step_kind = ESP_ROW_DECODE;
+        s->spec.want = 0;
+        begin_row(g, st, s, 1);
+    }
+    n_row = st->batch.n_seq;
+    esp_spec_propose(g, g->batch_owner, g->batch_seqs, n_row);
+    for (uint32_t i = 0; i < n_row; i++) {
+        struct esp_seq *s = g->batch_owner[i];
+        int32_t ids[1 + ESP_LIMIT_DRAFTS];
+
+        ids[0] = s->tokens[s->n_token - 1];
+        memcpy(ids + 1, s->spec.drafts, s->spec.n * sizeof *ids);
+        s->step_n = 1 + s->spec.n;
+        if (s->step_kind == ESP_ROW_VERIFY)
+            esp_state_shorten(s->state, s->step_n, &g->batch_seqs[i]);
+        place(g, st, s, ids, i);
+        want_logits(g, st, s, s->step_n);
+    }
 }
 
 /* Sequence number i of the list, counted from the engine's turn. */
@@ -106,7 +163,8 @@ static void expire(struct esp_engine *g)
         if (!s->armed)
             continue;
         if (s->n_left == 0 && pending(s) <= 1) {
-            push_event(g, s, -1, ESP_FINISH_LENGTH);
+            esp_engine_push_event(g, s, -1, ESP_FINISH_LENGTH);
+            esp_engine_finish(s, ESP_FINISH_LENGTH);
             continue;
         }
         if (s->opts.deadline_us == 0)
@@ -117,8 +175,8 @@ static void expire(struct esp_engine *g)
         esp_fail(&err, ESP_ECANCELLED, "the deadline of %llu us passed after %llu tokens",
                  (unsigned long long)s->opts.deadline_us, (unsigned long long)s->usage.generated_tokens);
         g->stats.expired++;
+        esp_engine_push_failure(g, s, &err);
         esp_engine_leave(s, ESP_LEAVE_KEEP);
-        push_failure(g, s, &err);
     }
 }
 
@@ -129,6 +187,19 @@ static uint32_t prompt_part(const struct esp_seq *s, uint32_t left)
 
     n = n < left ? n : left;
     return n < next - at ? n : next - at;
+}
+
+/* Tokens that constraints have decided join the texts before rows are made: they need no logits. */
+static void force(struct esp_engine *g)
+{
+    uint32_t left = ESP_LIMIT_FORCED;
+
+    for (uint32_t i = 0; i < g->n_seq && left; i++) {
+        struct esp_seq *s = by_turn(g, i);
+
+        if (s->active)
+            left -= esp_engine_force(g, s, left);
+    }
 }
 
 /* Armed sequences that a step can still take in. */
@@ -144,15 +215,14 @@ static void build(struct esp_engine *g, struct step *st)
     memset(st, 0, sizeof *st);
     expire(g);
     esp_engine_admit(g);
-    for (struct esp_seq *s = g->seqs; s; s = s->next)
-        if (runnable(s) && wanted(s) == 1)
-            add_row(g, st, s, 1);
+    force(g);
+    add_pending(g, st);
     budget = esp_engine_budget(g, st->batch.n_tok);
-    for (uint32_t i = 0; i < n_seq && st->batch.n_tok < budget; i++) {
+    for (uint32_t i = 0; i < 2 * n_seq && st->batch.n_tok < budget; i++) {
         struct esp_seq *s = by_turn(g, i);
 
-        if (runnable(s) && wanted(s) > 1)
-            add_row(g, st, s, prompt_part(s, budget - st->batch.n_tok));
+        if ((s->usage.generated_tokens > 0) == (i < n_seq) && runnable(s) && wanted(s) >= 1)
+            add_known(g, st, s, prompt_part(s, budget - st->batch.n_tok));
     }
     if (n_seq)
         g->turn = (g->turn + 1) % n_seq;
@@ -161,97 +231,33 @@ static void build(struct esp_engine *g, struct step *st)
     st->batch.seqs = g->batch_seqs;
     st->batch.out_rows = g->out_rows;
     st->batch.logits = g->logits;
-}
-
-static esp_status report_logprobs(struct esp_engine *g, struct esp_seq *s, const float *logits,
-                                  struct pending_event *e, esp_error *err)
-{
-    struct esp_sample_logprob chosen, top[MAX_TOP];
-    struct esp_logprob_query q = {.id = (uint32_t)e->event.token, .n_top = s->opts.top_logprobs};
-    uint32_t n;
-
-    ESP_TRY(esp_sample_logprobs(logits, g->model->net->tape.n_vocab, q, &chosen, top, &n, err));
-    e->event.logprob = (float)chosen.logprob;
-    e->event.n_top = n;
-    for (uint32_t i = 0; i < n; i++)
-        e->top[i] = (esp_logprob){.token = (esp_token)top[i].id, .logprob = (float)top[i].logprob};
-    return ESP_OK;
-}
-
-/* Take the next token of s from its row of logits. */
-static void sample(struct esp_engine *g, struct esp_seq *s)
-{
-    const float *logits = g->logits + (size_t)s->step_row * g->model->net->tape.n_vocab;
-    struct esp_sample_result r;
-    struct pending_event *e;
-    esp_error err;
-
-    if (s->first_at == 0)
-        s->first_at = esp_engine_now();
-    if (esp_sampler_draw(s->sampler, logits, g->model->allowed, esp_sampler_n_generated(s->sampler), &r,
-                         &err) != ESP_OK) {
-        push_failure(g, s, &err);
-        return;
-    }
-    if (!s->opts.sampling.ignore_end && esp_token_is_end(g->model, (esp_token)r.id)) {
-        push_event(g, s, -1, ESP_FINISH_END);
-        return;
-    }
-    if (s->n_token ==
-        g->opts.context) { /* the token has no place, so its text would not be part of the sequence */
-        push_event(g, s, -1, ESP_FINISH_LENGTH);
-        return;
-    }
-    if (esp_sampler_push(s->sampler, r.id, &err) != ESP_OK) {
-        push_failure(g, s, &err);
-        return;
-    }
-    s->tokens[s->n_token++] = (int32_t)r.id;
-    s->n_left--;
-    s->usage.generated_tokens++;
-    g->stats.generated_tokens++;
-    e = push_event(g, s, (esp_token)r.id,
-                   s->n_left == 0 || s->n_token == g->opts.context ? ESP_FINISH_LENGTH : ESP_FINISH_NONE);
-    if (s->opts.logprobs && report_logprobs(g, s, logits, e, &err) != ESP_OK) {
-        g->n_event--;
-        push_failure(g, s, &err);
-    }
-}
-
-/* A run that took place, or did not, ends the passes of its rows. */
-static esp_status end_passes(struct esp_engine *g, struct step *st, esp_status s, esp_error *err)
-{
-    for (uint32_t i = 0; i < st->batch.n_seq; i++) {
-        struct esp_seq *q = g->batch_owner[i];
-        uint32_t before = esp_state_length(q->state);
-
-        if (s != ESP_OK) {
-            esp_state_invalidate(q->state);
-            continue;
-        }
-        ESP_TRY(esp_state_commit(q->state, q->step_n, err));
-        if (q->active && esp_cache_next(q, before) == esp_state_length(q->state))
-            esp_cache_store(q);
-    }
-    return ESP_OK;
+    st->batch.hidden = g->spec.hidden;
 }
 
 static esp_status run(struct esp_engine *g, struct step *st, esp_error *err)
 {
-    uint32_t n_single = st->n_tok[ESP_ROW_DECODE], n_prompt = st->batch.n_tok - n_single;
-    double t0 = esp_engine_now(), dt;
+    uint32_t n_single = st->n_tok[ESP_ROW_DECODE] + st->n_tok[ESP_ROW_VERIFY],
+             n_prompt = st->batch.n_tok - n_single;
+    double t0 = esp_engine_now(), work0 = esp_spec_now(g), dt;
     esp_status s = g->dev->ops->run(g->plan, &st->batch, err);
 
     if (s == ESP_OK)
         s = g->dev->ops->wait(g->dev, err);
+    if (s != ESP_OK) {
+        for (uint32_t i = 0; i < st->batch.n_seq; i++)
+            esp_state_invalidate(g->batch_owner[i]->state);
+        return s;
+    }
     dt = esp_engine_now() - t0;
-    ESP_TRY(end_passes(g, st, s, err));
-    ESP_TRY(s);
     esp_engine_measure(g, n_single, n_prompt, dt);
+    if (n_prompt == 0)
+        esp_spec_measure(g, n_single, esp_spec_now(g) - work0);
     g->stats.steps++;
     g->stats.prompt_tokens += n_prompt;
     g->stats.generate_seconds += dt * n_single / st->batch.n_tok;
     g->stats.prompt_seconds += dt * n_prompt / st->batch.n_tok;
+    for (uint32_t i = 0; i < st->batch.n_seq; i++)
+        esp_engine_end_row(g, &g->batch_seqs[i], g->batch_owner[i]);
     return ESP_OK;
 }
 
@@ -259,7 +265,7 @@ static esp_status run(struct esp_engine *g, struct step *st, esp_error *err)
 static void fail_rows(struct esp_engine *g, const struct step *st, const esp_error *why)
 {
     for (uint32_t i = 0; i < st->batch.n_seq; i++)
-        push_failure(g, g->batch_owner[i], why);
+        fail(g, g->batch_owner[i], why);
 }
 
 static void hand_out(struct esp_engine *g, esp_event *out, size_t cap, size_t *n)
@@ -287,10 +293,6 @@ esp_status esp_engine_step(esp_engine *g, esp_event *out, size_t cap, size_t *n,
         build(g, &st);
         if (st.batch.n_tok && run(g, &st, &why) != ESP_OK)
             fail_rows(g, &st, &why);
-        else
-            for (uint32_t i = 0; i < st.batch.n_seq; i++)
-                if (g->batch_owner[i]->step_row != NO_ROW)
-                    sample(g, g->batch_owner[i]);
         for (uint32_t i = 0; i < st.batch.n_seq; i++)
             g->batch_owner[i]->step_n = 0;
         if (g->n_active == 0 && g->n_waiting == 0 && g->n_event == 0)
@@ -316,11 +318,12 @@ static esp_status run_known(struct esp_seq *s, uint32_t n, float *out, esp_error
                                       .pos = (const int32_t(*)[3])g->pos,
                                       .seqs = g->batch_seqs,
                                       .out_rows = g->out_rows,
-                                      .logits = out};
+                                      .logits = out,
+                                      .hidden = g->spec.hidden};
         s->n_left = 0; /* no row of its own */
         ESP_TRY(esp_engine_begin(s, m, &g->batch_seqs[0], err));
         esp_state_commit(s->state, 0, NULL);
-        add_row(g, &st, s, m);
+        add_known(g, &st, s, m);
         s->n_left = left;
         for (uint32_t i = 0; out && i < m; i++)
             g->out_rows[i] = i;

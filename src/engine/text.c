@@ -10,6 +10,7 @@
 #include "base/mem.h"
 #include "base/strbuf.h"
 
+#include "engine/chat.h"
 #include "engine/model.h"
 
 esp_status esp_model_need_tokenizer(const struct esp_model *m, esp_error *err)
@@ -19,15 +20,26 @@ esp_status esp_model_need_tokenizer(const struct esp_model *m, esp_error *err)
     return esp_fail(err, ESP_ENOTFOUND, "the model has no tokenizer.json; use token ids");
 }
 
+esp_status esp_model_encode(const struct esp_model *m, const struct esp_tok_input *in, struct esp_ids *out,
+                            esp_error *err)
+{
+    ESP_TRY(esp_model_need_tokenizer(m, err));
+    return esp_tokenizer_encode(m->tok, in, out, err);
+}
+
+const struct esp_tokenizer *esp_model_tokenizer(const struct esp_model *m)
+{
+    return m->tok;
+}
+
 static esp_status encode(const struct esp_model *m, const struct esp_tok_input *in, esp_token *out,
                          size_t cap, size_t *n, esp_error *err)
 {
     struct esp_ids ids;
     esp_status s;
 
-    ESP_TRY(esp_model_need_tokenizer(m, err));
     esp_ids_init(&ids, ESP_LIMIT_TEXT_BYTES);
-    s = esp_tokenizer_encode(m->tok, in, &ids, err);
+    s = esp_model_encode(m, in, &ids, err);
     if (s == ESP_OK) {
         for (size_t i = 0; i < ids.n && i < cap; i++)
             out[i] = (esp_token)ids.data[i];
@@ -88,15 +100,21 @@ static esp_status parse_part(json_t **out, const char *text, const char *name, e
     return text ? esp_json_parse(out, text, strlen(text), name, 0, err) : ESP_OK;
 }
 
+esp_status esp_model_render(const struct esp_model *m, const struct esp_chat *chat, struct esp_strbuf *out,
+                            struct esp_text_spans *spans, esp_error *err)
+{
+    if (!m->tpl.main)
+        return esp_fail(err, ESP_ENOTFOUND, "the model has no chat template (%s)",
+                        m->tpl_error.status != ESP_OK ? m->tpl_error.message : "random weights");
+    return esp_template_chat(esp_template_pick(&m->tpl, chat->tools), chat, out, spans, err);
+}
+
 static esp_status render(const struct esp_model *m, const char *messages_json, const esp_chat_opts *o,
                          struct esp_strbuf *out, struct esp_text_spans *spans, esp_error *err)
 {
     struct chat c = {0};
     esp_status s;
 
-    if (!m->tpl.main)
-        return esp_fail(err, ESP_ENOTFOUND, "the model has no chat template (%s)",
-                        m->tpl_error.status != ESP_OK ? m->tpl_error.message : "random weights");
     if (!messages_json)
         return esp_fail(err, ESP_EINVAL, "messages: a JSON array is needed");
     s = parse_part(&c.messages, messages_json, "messages", err);
@@ -110,7 +128,7 @@ static esp_status render(const struct esp_model *m, const char *messages_json, c
                                 .kwargs = c.args,
                                 .add_generation_prompt = !o->no_generation_prompt};
 
-        s = esp_template_chat(esp_template_pick(&m->tpl, c.tools), &chat, out, spans, err);
+        s = esp_model_render(m, &chat, out, spans, err);
     }
     chat_free(&c);
     return s;

@@ -22,15 +22,41 @@ static esp_status check(const struct esp_layout *l, esp_error *err)
     return ESP_OK;
 }
 
+/* Rows and places of every attention layer. Planes of ESP_SPAN rows are multiples of 64 bytes by themselves.
+ */
+static esp_status place_layers(struct esp_layout *l, esp_error *err)
+{
+    size_t off = 0;
+
+    if (l->n_attn > ESP_LAYOUT_ATTN)
+        return esp_fail(err, ESP_EUNSUPPORTED, "%u attention layers; at most %d are supported", l->n_attn,
+                        ESP_LAYOUT_ATTN);
+    for (uint32_t i = 0; i < l->n_attn; i++) {
+        struct esp_layout_kv *a = &l->layers[i];
+
+        if (l->kv != ESP_KV_CODED)
+            a->scheme =
+                (struct esp_kv_scheme){.kind = l->kv == ESP_KV_F32 ? ESP_KV_KIND_F32 : ESP_KV_KIND_BF16};
+        ESP_TRY(esp_kv_check(&a->scheme, l->head_dim, err));
+        a->k_row = (uint32_t)esp_kv_key_bytes(&a->scheme, l->head_dim);
+        a->v_row = (uint32_t)esp_kv_value_bytes(&a->scheme, l->head_dim);
+        a->off = off;
+        off += (size_t)(a->k_row + a->v_row) * ESP_SPAN * l->n_kv_head;
+    }
+    l->page_bytes = off;
+    l->kv_row = l->kv_plane = l->page_layer = 0;
+    if (l->kv == ESP_KV_CODED || l->n_attn == 0)
+        return ESP_OK;
+    l->kv_row = l->layers[0].k_row;
+    l->kv_plane = l->kv_row * ESP_SPAN;
+    l->page_layer = l->kv_plane * 2 * l->n_kv_head;
+    return ESP_OK;
+}
+
 esp_status esp_layout_finish(struct esp_layout *l, esp_error *err)
 {
-    static const size_t kv_size[ESP_KV_COUNT] = {4, 2};
-
     ESP_TRY(check(l, err));
-    l->kv_row = kv_size[l->kv] * l->head_dim;
-    l->kv_plane = pad64(l->kv_row * ESP_SPAN);
-    l->page_layer = l->kv_plane * 2 * l->n_kv_head;
-    l->page_bytes = l->page_layer * l->n_attn;
+    ESP_TRY(place_layers(l, err));
     l->s_off = 0;
     l->k_off = pad64(sizeof(float) * l->vh * l->dv * l->dk);
     l->u_off = l->k_off + pad64(sizeof(float) * l->kh * ESP_CHUNK * l->dk);
@@ -38,13 +64,14 @@ esp_status esp_layout_finish(struct esp_layout *l, esp_error *err)
     l->conv_off = l->g_off + pad64(sizeof(float) * l->vh * ESP_CHUNK);
     l->conv_row = sizeof(float) * l->conv_dim;
     l->slot_layer = l->conv_off + pad64(l->conv_row * (ESP_CONV_TAPS - 1));
-    l->slot_bytes = l->slot_layer * l->n_delta;
+    l->tail_off = l->slot_layer * l->n_delta;
+    l->slot_bytes = l->tail_off + (l->n_delta ? pad64(l->tail_bytes) : 0);
     return ESP_OK;
 }
 
 size_t esp_layout_kv_per_token(const struct esp_layout *l)
 {
-    return l->kv_row * 2 * l->n_kv_head * l->n_attn;
+    return l->page_bytes / ESP_SPAN;
 }
 
 size_t esp_layout_state_bytes(const struct esp_layout *l)

@@ -131,6 +131,9 @@ size_t esp_delta_scratch_floats(void)
 
 size_t esp_attend_scratch_floats(uint32_t n_query)
 {
+    /* scales and biases of a span of coded keys and values, as f32 */
+    const size_t scales = 4 * (ESP_SPAN * (ESP_HEAD_MAX / ESP_KV_GROUP) + 16);
+
     /* scores and the span's own weighted values for every query, padded to a whole tile of 16 queries */
-    return ((size_t)n_query + 16) * (ESP_SPAN + ESP_HEAD_MAX + 16);
+    return ((size_t)n_query + 16) * (ESP_SPAN + ESP_HEAD_MAX + 16) + scales;
 }

@@ -22,6 +22,7 @@
 #include <stdint.h>
 
 #include "formats/format.h"
+#include "formats/kv.h"
 
 /* Precision of activations in products with weights. */
 enum esp_act {
@@ -86,15 +87,19 @@ enum { ESP_CHUNK = 64 };     /* rows of one delta-rule chunk; borders at absolut
 enum { ESP_HEAD_MAX = 512 }; /* largest attention head */
 enum { ESP_CONV_TAPS = 4 };  /* width of the causal convolution */
 
-/* Type of cached keys and values. */
-enum esp_kv { ESP_KV_F32, ESP_KV_BF16, ESP_KV_COUNT };
+/* Type of cached keys and values: plain numbers, or in layouts codes whose scheme each layer has for itself.
+ */
+enum esp_kv { ESP_KV_F32, ESP_KV_BF16, ESP_KV_COUNT, ESP_KV_CODED = ESP_KV_COUNT };
 
 /* Queries of one KV head over one span of cached positions; see kernels.attend. */
 struct esp_attend {
-    const void *k; /* [n_pos][head_dim] of the KV type, rows ld_kv elements apart */
+    const void *k; /* [n_pos][head_dim] of the KV type, rows ld_kv elements apart; coded: rows of the scheme,
+                      one behind the other */
     const void *v;
-    size_t ld_kv;
-    uint32_t head_dim; /* multiple of 16, at most ESP_HEAD_MAX */
+    size_t ld_kv;                       /* not used by coded rows */
+    const struct esp_kv_scheme *scheme; /* of coded rows, else not used */
+    const void *k_next; /* keys that the next call will read, to be fetched meanwhile; or NULL */
+    uint32_t head_dim;  /* multiple of 16, at most ESP_HEAD_MAX */
     uint32_t n_query;
     const float *q; /* [n_query][ldq], already scaled by 1 / sqrt(head_dim) */
     size_t ldq;
@@ -184,6 +189,12 @@ struct esp_kernels {
      * scratch: esp_attend_scratch_floats(n_query) floats.
      */
     void (*attend[ESP_KV_COUNT])(const struct esp_attend *a, float *scratch);
+    /*
+     * The same over coded rows (formats/kv.h), straight from the codes: each code becomes a number of at most
+     * one rounding more than the scalar decode, in registers. acc is in the basis of the stored values:
+     * esp_kv_unrotate() turns the finished result back. Reads no byte outside the visible rows' planes.
+     */
+    void (*attend_codes)(const struct esp_attend *a, float *scratch);
     /* Merge partial (m2, l2, acc2) into (m, l, acc), a single query of n elements; l2 = 0 changes nothing. */
     void (*attend_merge)(float *m, float *l, float *acc, float m2, float l2, const float *acc2, size_t n);
 

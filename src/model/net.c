@@ -41,11 +41,14 @@ esp_status esp_net_load(struct esp_net **out, const struct esp_config *config, c
     }
     esp_tape_init(&net->tape, net->arena);
     esp_tape_init(&net->mtp, net->arena);
+    esp_tape_init(&net->mtp_keys, net->arena);
     s = ops->load(net, src, err);
     if (s == ESP_OK)
         s = esp_tape_finish(&net->tape, err);
     if (s == ESP_OK)
         s = esp_tape_finish(&net->mtp, err);
+    if (s == ESP_OK)
+        s = esp_tape_finish(&net->mtp_keys, err);
     if (s == ESP_OK)
         s = esp_layout_finish(&net->layout, err);
     if (s != ESP_OK) {

@@ -19,6 +19,7 @@ struct esp_net {
     struct esp_config config; /* its JSON parts are not kept */
     struct esp_tape tape;     /* the trunk */
     struct esp_tape mtp;      /* the draft layer; n_op 0: the model has none, or it was not wanted */
+    struct esp_tape mtp_keys; /* its keys and values alone, without logits */
     uint32_t mtp_layer;       /* attention layer of the cache that the draft layer uses: the last one */
     struct esp_layout layout; /* kv type is the engine's to set, then esp_layout_finish() */
     const struct esp_weight **weights; /* every matrix once; a tied head is the embedding */

@@ -39,6 +39,10 @@ struct mtp {                                      /* the draft layer: embedding 
     const struct esp_weight *fc;                  /* [H][2H]: embedding columns, then hidden columns */
     const float *norm_embed, *norm_hidden, *norm; /* [H] */
     struct layer layer;
+    /* of a folded model, else NULL: hidden rows into the layer's own basis and back, final gain of the trunk
+     */
+    const struct esp_weight *to_plain, *to_basis; /* [H][H] */
+    const float *plain_norm;                      /* [H] */
 };
 
 struct model {
@@ -113,6 +117,11 @@ static void bind_mtp(struct esp_binder *b, struct mtp *t, const struct model *m)
     t->norm_embed = esp_bind_norm(b, "pre_fc_norm_embedding.weight", hidden);
     t->norm_hidden = esp_bind_norm(b, "pre_fc_norm_hidden.weight", hidden);
     t->norm = esp_bind_norm(b, "norm.weight", hidden);
+    if (b->src->mtp_basis) {
+        t->to_plain = esp_bind_matrix(b, "to_plain", hidden, hidden);
+        t->plain_norm = esp_bind_norm(b, "plain_norm.weight", hidden);
+        t->to_basis = esp_bind_matrix(b, "to_basis", hidden, hidden);
+    }
     bind_layer(b, &t->layer, m, 0, true);
     b->prefix[0] = 0;
 }
@@ -230,6 +239,34 @@ static void record(struct esp_tape *t, const struct model *m)
     t_logits(t, t_gather(t, x), m->head);
 }
 
+/* What enters the draft layer: the next token and the hidden state, normed and mixed. */
+static esp_val record_mtp_input(struct esp_tape *t, const struct model *m)
+{
+    const struct mtp *w = &m->mtp;
+    float eps = (float)m->c->rms_eps;
+    esp_val e = t_rmsnorm(t, t_embed(t, m->embed), w->norm_embed, eps);
+    esp_val h = t_input(t, m->c->hidden);
+
+    if (w->to_plain) /* the scale of a row does not matter: a norm follows */
+        h = t_rmsnorm(t, t_linear(t, h, w->to_plain), w->plain_norm, eps);
+    h = t_rmsnorm(t, h, w->norm_hidden, eps);
+    return t_linear(t, t_concat(t, e, h), w->fc);
+}
+
+/* The layer's keys and values alone: all that later rows need of one whose prediction nobody asks for. */
+static void record_mtp_keys(struct esp_tape *t, const struct model *m, uint32_t layer)
+{
+    const struct layer *w = &m->mtp.layer;
+    const struct esp_config *c = m->c;
+    float eps = (float)c->rms_eps;
+    esp_val u = t_rmsnorm(t, record_mtp_input(t, m), w->norm_in, eps);
+    esp_val k = t_linear(t, u, w->attn.k);
+    esp_val v = t_linear(t, u, w->attn.v);
+
+    k = t_head_rope(t, k, w->attn.k_norm, eps, c->n_kv_head, c->head_dim, c->head_dim, 1.0f);
+    t_kv_append(t, k, v, layer);
+}
+
 /*
  * The draft layer at position i: token i + 1 and the trunk's hidden state at i after its final norm predict
  * token i + 2. What it offers as hidden rows is its own output after mtp.norm: the input of the next draft in
@@ -239,12 +276,12 @@ static void record_mtp(struct esp_tape *t, const struct model *m, uint32_t layer
 {
     const struct mtp *w = &m->mtp;
     float eps = (float)m->c->rms_eps;
-    esp_val e = t_rmsnorm(t, t_embed(t, m->embed), w->norm_embed, eps);
-    esp_val h = t_rmsnorm(t, t_input(t, m->c->hidden), w->norm_hidden, eps);
-    esp_val x = t_linear(t, t_concat(t, e, h), w->fc);
+    esp_val x = record_mtp_input(t, m);
 
     x = record_layer(t, m, &w->layer, (struct place){m->c->n_layer, layer, true}, x);
     x = t_rmsnorm(t, x, w->norm, eps);
+    if (w->to_basis)
+        x = t_linear(t, x, w->to_basis);
     t_hidden(t, x);
     t_logits(t, t_gather(t, x), m->head);
 }
@@ -274,9 +311,10 @@ static esp_status load(struct esp_net *net, const struct esp_source *src, esp_er
     ESP_TRY(bind_model(&m, src, err));
     record(&net->tape, &m);
     if (m.mtp.fc) {
-        net->mtp.rope = net->tape.rope;
+        net->mtp.rope = net->mtp_keys.rope = net->tape.rope;
         net->mtp_layer = c->n_full;
         record_mtp(&net->mtp, &m, net->mtp_layer);
+        record_mtp_keys(&net->mtp_keys, &m, net->mtp_layer);
     }
     return ESP_OK;
 }

@@ -17,7 +17,9 @@ struct esp_source {
     bool norms_shifted;     /* stored norm weights of the trunk include the +1 */
     bool mtp_norms_shifted; /* those of the MTP layer do */
     bool has_mtp;
-    bool tied; /* the head is the embedding */
+    bool mtp_basis; /* hidden rows are in another basis than the MTP layer works in: it has to_plain,
+                       plain_norm, to_basis, see doc/formats/fold.md */
+    bool tied;      /* the head is the embedding */
     /* Matrix of `module` ("layers.3.mlp.up_proj"): any format, exactly [n_out][n_in]. Memory stays with the
      * source. */
     esp_status (*matrix)(void *ctx, enum esp_part part, const char *module, uint32_t n_out, uint32_t n_in,
@@ -33,8 +35,8 @@ esp_status esp_source_checkpoint(struct esp_source **out, struct esp_checkpoint 
 enum esp_random_kind { ESP_RANDOM_WEIGHTS, ESP_RANDOM_SHAPES };
 /*
  * Random weights of one format in memory; affine formats use groups of `group`, bf16 scales;
- * trellis formats lie along axis 1. SHAPES: matrices
- * have their sizes but no bytes, for plans.
+ * trellis formats are those of the MLPs, beside affine matrices of 4 bits. SHAPES: matrices have their sizes
+ * but no bytes, for plans.
  */
 esp_status esp_source_random(struct esp_source **out, enum esp_format_id format, uint32_t group, bool tied,
                              enum esp_random_kind kind, uint64_t seed, esp_error *err);

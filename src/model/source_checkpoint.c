@@ -216,6 +216,7 @@ esp_status esp_source_checkpoint(struct esp_source **out, struct esp_checkpoint 
                              .norms_shifted = c->names.norms_shifted,
                              .mtp_norms_shifted = c->names.mtp_norms_shifted,
                              .has_mtp = c->names.set[ESP_PART_MTP] != NULL,
+                             .mtp_basis = esp_names_find(&c->names, ESP_PART_MTP, "to_plain.weight") != NULL,
                              .tied = c->names.tied,
                              .matrix = matrix,
                              .vector = vector,

@@ -94,7 +94,7 @@ static void fill_affine(struct ctx *c, struct esp_weight *w, uint8_t *scales, ui
     }
 }
 
-/* One f16 scale an output, around 0.023 as the other formats; any codes have values of deviation 1. */
+/* One f16 scale a stored row, around 0.023 as the other formats; any codes have values of deviation 1. */
 static void fill_trellis(struct ctx *c, uint8_t *scales, size_t n)
 {
     for (size_t i = 0; i < n; i++) {
@@ -104,57 +104,68 @@ static void fill_trellis(struct ctx *c, uint8_t *scales, size_t n)
     }
 }
 
-/* Formats of integer codes leave a few matrices plain: small gates, and inputs that are no whole blocks. */
-static bool plain(enum esp_format_id f, uint32_t n_out, uint32_t n_in)
+/*
+ * What a converter would make of a matrix: small gates stay exact; trellis codes are for the MLPs, along the
+ * residual stream, and everything else beside them is affine of 4 bits.
+ */
+static struct esp_weight describe(const struct ctx *c, const char *module, uint32_t n_out, uint32_t n_in)
 {
-    return esp_format_get(f)->integer && (n_out < 64 || (esp_is_trellis(f) && n_in % ESP_TRELLIS_BLOCK));
+    struct esp_weight w = {.format = c->format, .n_out = n_out, .n_in = n_in, .scale_type = ESP_SCALE_BF16};
+
+    if (esp_is_trellis(c->format)) {
+        w.axis = strstr(module, "down_proj") == NULL;
+        if (!strstr(module, "mlp."))
+            w.format = ESP_FORMAT_AFFINE4;
+        else if (esp_trellis_cols(&w) % ESP_TRELLIS_BLOCK)
+            w.format = ESP_FORMAT_BF16;
+    }
+    if (esp_format_get(w.format)->integer && n_out < 64)
+        w.format = ESP_FORMAT_BF16;
+    if (esp_is_trellis(w.format))
+        w.scale_type = ESP_SCALE_F16;
+    else
+        w.axis = 0;
+    w.group = esp_format_get(w.format)->grouped ? c->group : 0;
+    return w;
+}
+
+static void fill(struct ctx *c, struct esp_weight *w, uint8_t *p)
+{
+    const size_t rows = esp_is_trellis(w->format) ? esp_trellis_rows(w) : w->n_out;
+    const size_t codes = w->row_bytes * rows, scales = w->scale_row_bytes * rows;
+    const size_t n = (size_t)w->n_out * w->n_in;
+
+    w->codes = p;
+    if (esp_format_get(w->format)->grouped) {
+        w->scales = p + codes;
+        w->biases = p + codes + scales;
+        fill_bytes(c, p, codes);
+        fill_affine(c, w, p + codes, p + codes + scales, esp_format_get(w->format)->bits);
+    } else if (esp_is_trellis(w->format)) {
+        w->scales = p + codes;
+        fill_bytes(c, p, codes);
+        fill_trellis(c, p + codes, rows);
+    } else if (w->format == ESP_FORMAT_BF16) {
+        fill_bf16(c, p, n);
+    } else if (w->format == ESP_FORMAT_F16) {
+        fill_f16(c, p, n);
+    } else {
+        fill_f32(c, p, n);
+    }
 }
 
 static esp_status matrix(void *ctx, enum esp_part part, const char *module, uint32_t n_out, uint32_t n_in,
                          struct esp_weight *out, esp_error *err)
 {
     struct ctx *c = ctx;
-    const bool trellis = esp_is_trellis(c->format);
-    struct esp_weight w = {.format = c->format,
-                           .n_out = n_out,
-                           .n_in = n_in,
-                           .axis = trellis,
-                           .scale_type = trellis ? ESP_SCALE_F16 : ESP_SCALE_BF16};
-    const struct esp_format *f = esp_format_get(c->format);
+    struct esp_weight w = describe(c, module, n_out, n_in);
     uint8_t *p;
-    size_t codes, scales;
 
     (void)part;
-    if (plain(c->format, n_out, n_in)) { /* gate projections stay exact, as converters leave them */
-        w.format = ESP_FORMAT_BF16;
-        w.axis = 0;
-        f = esp_format_get(ESP_FORMAT_BF16);
-    }
-    w.group = f->grouped ? c->group : 0;
     ESP_TRY(esp_weight_layout(&w, module, err));
-    if (c->kind == ESP_RANDOM_SHAPES) {
-        *out = w;
-        return ESP_OK;
-    }
-    codes = w.row_bytes * n_out;
-    scales = w.scale_row_bytes * n_out;
-    ESP_TRY(take(c, codes + 2 * scales, &p, err));
-    w.codes = p;
-    if (f->grouped) {
-        w.scales = p + codes;
-        w.biases = p + codes + scales;
-        fill_bytes(c, p, codes);
-        fill_affine(c, &w, p + codes, p + codes + scales, f->bits);
-    } else if (esp_is_trellis(w.format)) {
-        w.scales = p + codes;
-        fill_bytes(c, p, codes);
-        fill_trellis(c, p + codes, n_out);
-    } else if (w.format == ESP_FORMAT_BF16) {
-        fill_bf16(c, p, (size_t)n_out * n_in);
-    } else if (w.format == ESP_FORMAT_F16) {
-        fill_f16(c, p, (size_t)n_out * n_in);
-    } else {
-        fill_f32(c, p, (size_t)n_out * n_in);
+    if (c->kind == ESP_RANDOM_WEIGHTS) {
+        ESP_TRY(take(c, esp_weight_bytes(&w), &p, err));
+        fill(c, &w, p);
     }
     *out = w;
     return ESP_OK;

@@ -22,7 +22,8 @@ struct esp_bench_row {
     double ttft_s;          /* prompt rows: mean time to the first token */
     double p50_s, p95_s;    /* generation rows: time between tokens of a sequence */
     double bytes_per_token; /* generation rows: weights, keys, values and states read, by the plan */
-    double share;           /* of the measured bandwidth; 0 unknown */
+    uint64_t drafted, accepted, rounds; /* generation rows, over all repetitions; 0 without speculation */
+    double share;                       /* of the measured bandwidth; 0 unknown */
     uint64_t peak_rss;
 };
 

@@ -88,6 +88,11 @@ static void put(FILE *f, const char *fmt, ...)
         esp_out_write(line, (size_t)n);
 }
 
+static bool speculates(const struct esp_options *o)
+{
+    return strcmp(o->v[OPT_SPEC].s, "off") != 0;
+}
+
 void esp_bench_head(FILE *f, enum esp_bench_format format, const struct esp_bench_context *c)
 {
     const struct esp_options *o = c->session->opt;
@@ -100,11 +105,13 @@ void esp_bench_head(FILE *f, enum esp_bench_format format, const struct esp_benc
         return;
     put(f, "espalier %s, %s, %s, %u threads, %s\n", esp_version(), c->session->shown,
         c->session->info.weights, c->threads, c->machine->cpu);
-    put(f, "level %s, kv %s, act %s, read bandwidth %.2f GB/s\n\n",
+    put(f, "level %s, kv %s, act %s, spec %s, read bandwidth %.2f GB/s\n\n",
         o->v[OPT_CPU].i ? o->v[OPT_CPU].s : c->machine->level, o->v[OPT_KV].s, o->v[OPT_ACT].s,
-        c->bandwidth / 1e9);
-    put(f, "| test | tokens/s | median | TTFT ms | ms/token p50 | p95 | MB/token | bandwidth | peak MiB |\n"
-           "|---|---:|---:|---:|---:|---:|---:|---:|---:|\n");
+        o->v[OPT_SPEC].s, c->bandwidth / 1e9);
+    put(f,
+        "| test | tokens/s | median | TTFT ms | ms/token p50 | p95 | MB/token | bandwidth | peak MiB |%s\n",
+        speculates(o) ? " drafts right |" : "");
+    put(f, "|---|---:|---:|---:|---:|---:|---:|---:|---:|%s\n", speculates(o) ? "---:|" : "");
 }
 
 static json_t *record(const struct esp_bench_context *c, const struct esp_bench_row *r, const char *name)
@@ -123,6 +130,9 @@ static json_t *record(const struct esp_bench_context *c, const struct esp_bench_
                      (json_int_t)r->gen, "batch", (json_int_t)r->batch, "depth", (json_int_t)r->depth,
                      "threads", c->threads, "level", o->v[OPT_CPU].i ? o->v[OPT_CPU].s : c->machine->level,
                      "kv", o->v[OPT_KV].s, "act", o->v[OPT_ACT].s, "cpu", c->machine->cpu));
+    json_object_update_new(j, json_pack("{s:s,s:I,s:I,s:I}", "spec", o->v[OPT_SPEC].s, "spec_rounds",
+                                        (json_int_t)r->rounds, "spec_drafted", (json_int_t)r->drafted,
+                                        "spec_accepted", (json_int_t)r->accepted));
     json_object_update_new(
         j, json_pack("{s:f,s:f,s:f,s:o,s:f,s:f,s:f,s:f,s:f,s:f,s:I}", "mean_tps", r->mean, "sd_tps", r->sd,
                      "median_tps", r->median, "samples_tps", samples, "ttft_s", r->ttft_s, "p50_s", r->p50_s,
@@ -131,7 +141,8 @@ static json_t *record(const struct esp_bench_context *c, const struct esp_bench_
     return j;
 }
 
-static void print_md(FILE *f, const struct esp_bench_row *r, const char *name)
+static void print_md(FILE *f, const struct esp_bench_context *c, const struct esp_bench_row *r,
+                     const char *name)
 {
     put(f, "| %s | %.2f ± %.2f | %.2f |", name, r->mean, r->sd, r->median);
     if (r->prompt)
@@ -139,7 +150,13 @@ static void print_md(FILE *f, const struct esp_bench_row *r, const char *name)
     else
         put(f, " | %.2f | %.2f | %.2f | %.1f %% |", 1e3 * r->p50_s, 1e3 * r->p95_s, r->bytes_per_token / 1e6,
             100 * r->share);
-    put(f, " %.0f |\n", (double)r->peak_rss / 1048576);
+    put(f, " %.0f |", (double)r->peak_rss / 1048576);
+    if (speculates(c->session->opt) && r->rounds)
+        put(f, " %.0f %% of %.1f |", 100 * (double)r->accepted / (double)r->drafted,
+            (double)r->drafted / (double)r->rounds);
+    else if (speculates(c->session->opt))
+        put(f, " |");
+    put(f, "\n");
 }
 
 void esp_bench_print(FILE *f, enum esp_bench_format format, const struct esp_bench_context *c,
@@ -152,7 +169,7 @@ void esp_bench_print(FILE *f, enum esp_bench_format format, const struct esp_ben
     esp_bench_name(r, name, sizeof name);
     switch (format) {
     case ESP_BENCH_MD:
-        print_md(f, r, name);
+        print_md(f, c, r, name);
         break;
     case ESP_BENCH_CSV:
         put(f,

@@ -91,6 +91,22 @@ static void apply(struct esp_talk *t, enum esp_opt_id id, const struct esp_opt_v
     }
 }
 
+static esp_status do_adapter(struct chat *c, const char *arg, esp_error *err)
+{
+    struct esp_adapters *a = &c->talk->session->adapters;
+
+    if (arg[0]) {
+        ESP_TRY(esp_adapters_select(a, arg, err));
+        ESP_TRY(esp_talk_readapt(c->talk, err));
+    } else if (!a->n) {
+        esp_say_info("no adapters; --adapter DIR loads them at the start");
+    }
+    for (size_t i = 0; i < a->n; i++)
+        esp_say_info("%s %s (scale %g, rank %u)", a->of[i].on ? "[on]" : "[  ]", a->of[i].id,
+                     (double)a->of[i].scale, a->of[i].info.max_rank);
+    return ESP_OK;
+}
+
 static esp_status do_set(struct chat *c, const char *arg, esp_error *err)
 {
     static const enum esp_opt_id ids[] = {
@@ -106,8 +122,12 @@ static esp_status do_set(struct chat *c, const char *arg, esp_error *err)
         if (!(strlen(o->name) == n && strncmp(arg, o->name, n) == 0) &&
             !(o->alias && strlen(o->alias) == n && strncmp(arg, o->alias, n) == 0))
             continue;
-        ESP_TRY(esp_opt_set(&v, o, false, value, err));
-        apply(c->talk, o->id, &v);
+        if (o->id == OPT_MAX_TOKENS && strcmp(value, "default") == 0) {
+            c->talk->max_tokens = SIZE_MAX;
+        } else {
+            ESP_TRY(esp_opt_set(&v, o, false, value, err));
+            apply(c->talk, o->id, &v);
+        }
         esp_say_info("%s: %s", o->name, value);
         return esp_talk_resample(c->talk, err);
     }
@@ -170,11 +190,11 @@ static const struct command {
     {"system", "TEXT", "set the system message; without TEXT remove it", do_system},
     {"think", "on|off|model", "whether the model may think first", do_think},
     {"set", "NAME VALUE", "change a sampling flag, such as /set temperature 0", do_set},
+    {"adapter", "none|ID[+ID]", "list the adapters, or answer with those named", do_adapter},
     {"save", "FILE", "write the conversation to FILE", do_save},
     {"load", "FILE", "go on with the conversation in FILE", do_load},
     {"stats", "", "what the conversation has cost", do_stats},
     {"image", NULL, NULL, do_later},
-    {"adapter", NULL, NULL, do_later},
     {"quit", "", "leave, as Ctrl-D does", NULL},
     {"exit", NULL, NULL, NULL},
 };
@@ -300,7 +320,7 @@ static bool step(struct chat *c, struct esp_line_reader *r, struct esp_strbuf *l
     if (!s[strspn(s, " \t\n")])
         return true;
     esp_line_remember(r, s);
-    if (s[0] != '/') {
+    if (s[0] != '/' || strchr(s, '\n')) { /* no command has several lines */
         turn(c, s, strlen(s));
         return !esp_interrupted() && !esp_out_failed();
     }

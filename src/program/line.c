@@ -1,6 +1,7 @@
 /*
  * Line editing. libedit gets a reader of ours instead of its own, because a Ctrl-C must end the wait for
- * input, and libedit alone would restart the read.
+ * input, and libedit alone would restart the read. Terminals are asked to bracket what is pasted (xterm's
+ * mode 2004), so that its newlines are text and only a typed one ends the input.
  *
  * SPDX-License-Identifier: MIT
  */
@@ -27,7 +28,7 @@
 
 #include "base/utf8.h"
 
-enum { HISTORY_LINES = 1000 };
+enum { HISTORY_LINES = 1000, MAX_PASTE = 16 << 20 };
 
 struct esp_line_reader {
     EditLine *edit;
@@ -89,6 +90,68 @@ static int read_char(EditLine *e, wchar_t *out)
     }
 }
 
+/* ---- pasted text ---- */
+
+static const char paste_on[] = "\033[?2004h", paste_off[] = "\033[?2004l", paste_end[] = "\033[201~";
+
+/* Whether the terminal is one that understands escape sequences. */
+static bool brackets_paste(void)
+{
+    const char *term = getenv("TERM");
+
+    return term && term[0] && strcmp(term, "dumb") != 0 && isatty(STDIN_FILENO) && isatty(STDERR_FILENO);
+}
+
+/* What of b may stand in a line: valid UTF-8, either form of a newline as one, no other control characters,
+ * which would move the cursor. */
+static void clean(struct esp_strbuf *out, const struct esp_strbuf *b)
+{
+    for (size_t i = 0; i < b->len;) {
+        uint32_t cp = 0;
+        const size_t n = esp_utf8_decode(b->data + i, b->len - i, &cp);
+
+        if (!n)
+            esp_strbuf_puts(out, "\xef\xbf\xbd");
+        else if (cp == '\r' || cp == '\n')
+            esp_strbuf_putc(out, '\n');
+        else if (cp >= ' ' ? cp != 0x7f : cp == '\t')
+            esp_strbuf_add(out, b->data + i, n);
+        i += n ? n : esp_utf8_bad_span(b->data + i, b->len - i);
+    }
+}
+
+/* The beginning of a paste has come as a key: insert all up to its end. */
+static unsigned char on_paste(EditLine *e, int key)
+{
+    const size_t tail = sizeof paste_end - 1;
+    struct esp_strbuf b, text;
+    bool whole = false;
+
+    (void)key;
+    esp_strbuf_init(&b, MAX_PASTE);
+    esp_strbuf_init(&text, 3 * MAX_PASTE);
+    while (!whole && wait_input()) {
+        char c;
+
+        if (read(STDIN_FILENO, &c, 1) != 1 || !esp_strbuf_putc(&b, c))
+            break;
+        whole = b.len >= tail && memcmp(b.data + b.len - tail, paste_end, tail) == 0;
+    }
+    if (whole) {
+        b.len -= tail;
+        clean(&text, &b);
+        whole = !text.failed && (text.len == 0 || el_insertstr(e, text.data) == 0);
+    }
+    if (b.failed || text.failed) {
+        esp_say_warn("more than %d bytes were pasted, or there is no memory for them", MAX_PASTE);
+    }
+    esp_strbuf_free(&b);
+    esp_strbuf_free(&text);
+    return whole ? CC_REFRESH : CC_ERROR;
+}
+
+/* ---- opening ---- */
+
 /* mkdir -p for the folders of path, private to the user. */
 static void make_folders(char *path)
 {
@@ -142,6 +205,9 @@ struct esp_line_reader *esp_line_open(void)
     el_set(r->edit, EL_PROMPT, prompt_of);
     el_set(r->edit, EL_EDITOR, "emacs");
     el_set(r->edit, EL_GETCFN, read_char);
+    /* the wide form keeps the strings themselves; el_set() keeps copies that nobody frees */
+    el_wset(r->edit, EL_ADDFN, L"espalier-paste", L"insert what is pasted", on_paste);
+    el_set(r->edit, EL_BIND, "\\e[200~", "espalier-paste", NULL);
     el_set(r->edit, EL_HIST, history, r->history);
     history(r->history, &ev, H_SETSIZE, HISTORY_LINES);
     history(r->history, &ev, H_SETUNIQUE, 1);
@@ -175,7 +241,11 @@ enum esp_line_result esp_line_read(struct esp_line_reader *r, const char *prompt
     r->prompt = prompt;
     el_set(r->edit, EL_PREP_TERM,
            1); /* before the prompt is shown: a Ctrl-D right behind it must be a key already */
+    if (brackets_paste())
+        fputs(paste_on, stderr);
     line = el_gets(r->edit, &n);
+    if (brackets_paste())
+        fputs(paste_off, stderr);
     esp_strbuf_clear(out);
     if (esp_interrupted()) {
         el_reset(r->edit);
@@ -184,7 +254,8 @@ enum esp_line_result esp_line_read(struct esp_line_reader *r, const char *prompt
     }
     if (!line || n <= 0)
         return ESP_LINE_END;
-    esp_strbuf_add(out, line, strcspn(line, "\n"));
+    n = (int)strlen(line);
+    esp_strbuf_add(out, line, (size_t)(line[n - 1] == '\n' ? n - 1 : n)); /* others were pasted */
     return ESP_LINE_TEXT;
 }
 

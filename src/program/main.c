@@ -91,6 +91,12 @@ static int dispatch(const struct esp_options *o)
         return esp_verb_bench(o);
     case VERB_FIT:
         return esp_verb_fit(o);
+    case VERB_PS:
+        return esp_verb_ps(o);
+    case VERB_STOP:
+        return esp_verb_stop(o);
+    case VERB_SERVE:
+        return esp_verb_serve(o);
     case VERB_DEVICES:
         return esp_verb_devices(o);
     case VERB_COMPLETION:

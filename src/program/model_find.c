@@ -231,6 +231,29 @@ esp_status esp_model_find(char **out, const char *name, esp_error *err)
     return s;
 }
 
+bool esp_model_is(const char *name)
+{
+    struct matches m = {.n = 0};
+    char *cache, *wanted, *at;
+
+    if (holds(name, "config.json"))
+        return true;
+    cache = strchr(name, '/') ? cache_dir() : NULL;
+    wanted = cache ? esp_strndup(name, strlen(name)) : NULL;
+    esp_strbuf_init(&m.names, 1 << 16);
+    if (wanted) {
+        at = strrchr(wanted, '@');
+        if (at)
+            *at = 0;
+        if (wanted[0])
+            scan(&m, cache, wanted);
+    }
+    esp_strbuf_free(&m.names);
+    esp_free(wanted);
+    esp_free(cache);
+    return m.exact;
+}
+
 void esp_model_list(struct esp_strbuf *out)
 {
     char *cache = cache_dir();

@@ -72,6 +72,7 @@ enum { MAX_OPT_LIST = 64 };
 struct esp_opt_value {
     bool given;                     /* by flag or environment; else the default text was parsed */
     bool from_env;                  /* given by the environment */
+    bool from_file;                 /* given by the configuration file */
     bool on;                        /* BOOL */
     int64_t i;                      /* INT, COUNT; ENUM: index of the value */
     double f;                       /* FLOAT, DURATION */
@@ -106,6 +107,13 @@ bool esp_opt_env_name(const struct esp_opt *o, char *buf, size_t cap);
 esp_status esp_options_parse(struct esp_options *out, const struct esp_verb *verb, int argc, char **argv,
                              esp_error *err);
 void esp_options_free(struct esp_options *o);
+/*
+ * Settings of a configuration file for what neither flag nor environment gave. text[0..len) is changed and
+ * must outlive o; name stands in messages. Lines are "flag = value", # comments, and [profile NAME] begins a
+ * part that counts only when profile says so (NULL: none). ESP_EINVAL naming the line.
+ */
+esp_status esp_options_file(struct esp_options *o, char *text, const char *name, const char *profile,
+                            esp_error *err);
 /* The message for a verb that is not known: later work, or a near miss. */
 esp_status esp_verb_refuse(const char *name, esp_error *err);
 

@@ -11,6 +11,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "engine/kv.h"
+
 bool esp_parse_int(const char *s, int64_t *out)
 {
     char *end;
@@ -136,6 +138,14 @@ static esp_status check_range(const struct esp_opt *o, bool env, const char *tex
                     o->least, o->most);
 }
 
+/* Schemes beyond those listed, and files. */
+static bool more_kv(const char *text)
+{
+    struct esp_kv_scheme s;
+
+    return esp_kv_is_file(text) || esp_kv_parse(&s, text, NULL) == ESP_OK;
+}
+
 static esp_status set_enum(struct esp_opt_value *out, const struct esp_opt *o, bool env, const char *text,
                            esp_error *err)
 {
@@ -159,6 +169,11 @@ static esp_status set_enum(struct esp_opt_value *out, const struct esp_opt *o, b
             out->s = text;
             return ESP_OK;
         }
+    }
+    if (o->id == OPT_KV && more_kv(text)) {
+        out->i = -1;
+        out->s = text;
+        return ESP_OK;
     }
     called(o, env, name, sizeof name);
     i = esp_nearest(text, words, n);

@@ -45,11 +45,22 @@ static bool on_progress(void *user, const char *what, double fraction)
     return !esp_interrupted();
 }
 
+/*
+ * Whether the first argument is MODEL. Beside --model it is not. Beside ESPALIER_MODEL it is when no other
+ * argument is possible, or when it names a model exactly: else it is what the verb works on.
+ */
+static bool first_is_model(const struct esp_options *opt)
+{
+    const struct esp_opt_value *m = &opt->v[OPT_MODEL];
+
+    if (opt->n_args == 0 || !m->given)
+        return opt->n_args != 0;
+    return m->from_env && (opt->verb->most == 1 || esp_model_is(opt->args[0]));
+}
+
 const char *const *esp_session_args(const struct esp_options *opt, size_t *n)
 {
-    /* MODEL from the environment gives way to arguments, MODEL by flag does not. */
-    const bool by_flag = opt->v[OPT_MODEL].given && !opt->v[OPT_MODEL].from_env;
-    const size_t skip = by_flag || opt->n_args == 0 ? 0 : 1;
+    const size_t skip = first_is_model(opt);
 
     *n = opt->n_args - skip;
     return (const char *const *)opt->args + skip;
@@ -59,9 +70,7 @@ static const char *model_name(const struct esp_options *opt)
 {
     const struct esp_opt_value *m = &opt->v[OPT_MODEL];
 
-    if (m->given && !m->from_env)
-        return m->s;
-    if (opt->n_args)
+    if (first_is_model(opt))
         return opt->args[0];
     return m->given ? m->s : NULL;
 }
@@ -90,51 +99,112 @@ static esp_status synthetic_fits(const struct esp_options *opt, const esp_model_
                     budget->given ? "the budget" : "the memory available", (unsigned long long)most);
 }
 
+static const char draft_prefix[] = "draft:";
+
+/* The value of --spec, and behind draft: the model's name. */
+static esp_status parse_spec(const struct esp_options *opt, esp_spec *kind, const char **draft,
+                             esp_error *err)
+{
+    static const char *const names[] = {"off", "auto", "mtp", "ngram"}; /* in the order of esp_spec */
+    const char *text = opt->v[OPT_SPEC].s;
+
+    *draft = NULL;
+    *kind = ESP_SPEC_OFF;
+    if (!text || !esp_opt_for(esp_opt_get(OPT_SPEC), opt->verb))
+        return ESP_OK;
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+        if (strcmp(text, names[i]) == 0) {
+            *kind = (esp_spec)i;
+            return ESP_OK;
+        }
+    }
+    *kind = ESP_SPEC_DRAFT;
+    *draft = text + sizeof draft_prefix - 1;
+    if (strncmp(text, draft_prefix, sizeof draft_prefix - 1) == 0 && **draft)
+        return ESP_OK;
+    return esp_fail(err, ESP_EINVAL, "--spec: '%.200s' is not one of auto, off, mtp, ngram, draft:MODEL",
+                    text);
+}
+
+/* name NULL: there is none. */
+static esp_status open_draft(struct esp_session *s, const char *name, esp_model_opts mo, esp_error *err)
+{
+    char *path;
+    esp_status status;
+
+    if (!name)
+        return ESP_OK;
+    ESP_TRY(esp_model_find(&path, name, err));
+    mo.chat_template_file = NULL; /* only its logits are of interest */
+    status = esp_model_open(&s->draft, path, &mo, err);
+    esp_free(path);
+    return status;
+}
+
+/* The model that the flags name, from a file or made. */
+static esp_status open_model(struct esp_session *s, esp_model_opts *mo, esp_error *err)
+{
+    const struct esp_options *opt = s->opt;
+    const struct esp_opt_value *synthetic = &opt->v[OPT_SYNTHETIC];
+    const char *name = model_name(opt);
+
+    if (synthetic->given && name && opt->n_args)
+        return esp_fail(err, ESP_EINVAL, "'%s' and --synthetic: one model is enough", name);
+    if (synthetic->given) {
+        s->shown = synthetic->s;
+        mo->shape_only = opt->verb->id == VERB_FIT;
+        if (!mo->shape_only)
+            ESP_TRY(synthetic_fits(opt, mo, err));
+        return esp_model_synthetic(&s->model, synthetic->s, opt->v[OPT_WEIGHTS].s, 1, mo, err);
+    }
+    if (!name)
+        return esp_fail(err, ESP_EINVAL, "which model? Give MODEL%s",
+                        esp_opt_for(esp_opt_get(OPT_SYNTHETIC), opt->verb) ? " or --synthetic SHAPE" : "");
+    s->shown = name;
+    ESP_TRY(esp_model_find(&s->path, name, err));
+    if (strcmp(s->path, name) != 0)
+        esp_say_detail("model: %s", s->path);
+    return esp_model_open(&s->model, s->path, mo, err);
+}
+
 esp_status esp_session_open(struct esp_session *s, const struct esp_options *opt, esp_error *err)
 {
-    const struct esp_opt_value *synthetic = &opt->v[OPT_SYNTHETIC];
     esp_model_opts mo = {
         .threads = (uint32_t)opt->v[OPT_THREADS].i, .progress = on_progress, .progress_user = s};
-    const char *name = model_name(opt);
+    const char *draft;
+    esp_spec spec;
     esp_status status;
 
     memset(s, 0, sizeof *s);
     s->opt = opt;
     esp_set_log(on_log, NULL);
+    ESP_TRY(parse_spec(opt, &spec, &draft, err));
     if (opt->v[OPT_CPU].i > 0)
         mo.cpu_level = opt->v[OPT_CPU].s;
     mo.chat_template_file = opt->v[OPT_CHAT_TEMPLATE].s;
-    if (synthetic->given && name && opt->n_args)
-        return esp_fail(err, ESP_EINVAL, "'%s' and --synthetic: one model is enough", name);
-    if (synthetic->given) {
-        s->shown = synthetic->s;
-        mo.shape_only = opt->verb->id == VERB_FIT;
-        if (!mo.shape_only)
-            ESP_TRY(synthetic_fits(opt, &mo, err));
-        status = esp_model_synthetic(&s->model, synthetic->s, opt->v[OPT_WEIGHTS].s, 1, &mo, err);
-    } else if (!name) {
-        return esp_fail(err, ESP_EINVAL, "which model? Give MODEL%s",
-                        esp_opt_for(esp_opt_get(OPT_SYNTHETIC), opt->verb) ? " or --synthetic SHAPE" : "");
-    } else {
-        s->shown = name;
-        ESP_TRY(esp_model_find(&s->path, name, err));
-        if (strcmp(s->path, name) != 0)
-            esp_say_detail("model: %s", s->path);
-        status = esp_model_open(&s->model, s->path, &mo, err);
-    }
+    status = open_model(s, &mo, err);
+    if (status == ESP_OK)
+        status = open_draft(s, draft, mo, err);
     esp_progress_end(&s->progress);
     if (status == ESP_ENUMERIC ||
         status == ESP_EIO) /* of a file: the model is bad, nothing failed while running */
         status = status == ESP_EIO ? ESP_ENOTFOUND : ESP_EFORMAT;
-    if (status == ESP_OK)
-        esp_model_describe(s->model, &s->info);
-    return status;
+    if (status != ESP_OK)
+        return status;
+    esp_model_describe(s->model, &s->info);
+    return esp_opt_for(esp_opt_get(OPT_ADAPTER), opt->verb) &&
+                   opt->verb->id != VERB_SERVE /* mounts its own */
+               ? esp_adapters_open(&s->adapters, s->model, &opt->v[OPT_ADAPTER], err)
+               : ESP_OK;
 }
 
 void esp_session_engine_opts(struct esp_session *s)
 {
     const struct esp_options *o = s->opt;
+    const char *draft;
+    esp_spec spec;
 
+    parse_spec(o, &spec, &draft, NULL); /* esp_session_open() has refused others */
     s->engine_opts = (esp_engine_opts){
         .context = (uint32_t)o->v[OPT_CTX].i,
         .max_seqs = 1,
@@ -142,6 +212,12 @@ void esp_session_engine_opts(struct esp_session *s)
         .act = o->v[OPT_ACT].s,
         .kv = o->v[OPT_KV].s,
         .memory_budget = o->v[OPT_MEMORY_BUDGET].given ? o->v[OPT_MEMORY_BUDGET].size : 0,
+        .max_rank = esp_adapters_max_rank(&s->adapters),
+        .adapter_bytes = esp_adapters_bytes(&s->adapters),
+        .spec = spec,
+        .spec_tokens = (uint32_t)o->v[OPT_SPEC_TOKENS].i,
+        .spec_min_rate = (float)o->v[OPT_SPEC_MIN_RATE].f,
+        .draft_model = s->draft,
     };
     if (o->v[OPT_MEMORY_BUDGET].given) {
         char text[32];
@@ -162,6 +238,8 @@ void esp_session_close(struct esp_session *s)
 {
     if (s->engine)
         esp_engine_close(s->engine);
+    esp_adapters_close(&s->adapters);
+    esp_model_close(s->draft);
     if (s->model)
         esp_model_close(s->model);
     esp_free(s->path);
@@ -175,6 +253,11 @@ static float pick(const struct esp_opt_value *flag, float models, float built_in
     if (flag->given)
         return (float)flag->f;
     return models >= 0 ? models : built_in;
+}
+
+size_t esp_session_max_tokens(const struct esp_options *opt)
+{
+    return opt->v[OPT_MAX_TOKENS].given ? (size_t)opt->v[OPT_MAX_TOKENS].i : SIZE_MAX;
 }
 
 esp_status esp_session_sampling(struct esp_session *s, esp_sampling *out, esp_error *err)

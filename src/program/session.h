@@ -10,6 +10,7 @@
 
 #include "espalier/espalier.h"
 
+#include "program/adapters.h"
 #include "program/options.h"
 #include "program/output.h"
 
@@ -18,23 +19,28 @@ struct esp_session {
     char *path;        /* of the model; NULL for synthetic ones */
     const char *shown; /* how the model is called in output */
     esp_model *model;
+    esp_model *draft; /* of --spec draft:MODEL, or NULL */
     esp_model_info info;
+    struct esp_adapters adapters;
     esp_engine *engine; /* NULL until esp_session_engine() */
     esp_engine_opts engine_opts;
     struct esp_progress progress; /* while loading */
     uint64_t seed;
 };
 
-/* Find and open the model that the flags name. */
+/* Find and open the model that the flags name, and the adapters. */
 esp_status esp_session_open(struct esp_session *s, const struct esp_options *opt, esp_error *err);
 /* Fill engine_opts from the flags of the verb; context 0 stays 0. */
 void esp_session_engine_opts(struct esp_session *s);
 /* Open the engine by engine_opts. */
 esp_status esp_session_engine(struct esp_session *s, esp_error *err);
 void esp_session_close(struct esp_session *s);
-/* Arguments behind MODEL, or all of them when MODEL came by flag. */
+/* Arguments behind MODEL, or all of them when MODEL came by flag or, the first argument being no model, by
+ * ESPALIER_MODEL. */
 const char *const *esp_session_args(const struct esp_options *opt, size_t *n);
 
+/* Most tokens of an answer by flag; SIZE_MAX: none given. */
+size_t esp_session_max_tokens(const struct esp_options *opt);
 /* Sampling by flag, else the model's defaults, else the built-in ones; draws s->seed when no flag gives one.
  */
 esp_status esp_session_sampling(struct esp_session *s, esp_sampling *out, esp_error *err);

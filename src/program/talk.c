@@ -171,7 +171,7 @@ esp_status esp_talk_open(struct esp_talk *t, struct esp_session *s, esp_error *e
     esp_seq_opts so;
 
     *t = (struct esp_talk){.session = s,
-                           .max_tokens = (size_t)v[OPT_MAX_TOKENS].i,
+                           .max_tokens = esp_session_max_tokens(s->opt),
                            .stops = v[OPT_STOP].list,
                            .n_stops = v[OPT_STOP].n};
     t->messages = json_array();
@@ -185,13 +185,16 @@ esp_status esp_talk_open(struct esp_talk *t, struct esp_session *s, esp_error *e
         ESP_TRY(open_transcript(t, v[OPT_TRANSCRIPT].s, err));
     if (v[OPT_SYSTEM].given)
         ESP_TRY(esp_talk_say(t, "system", v[OPT_SYSTEM].s, strlen(v[OPT_SYSTEM].s), err));
+    ESP_TRY(esp_structure_open(&t->structure, s->opt, s->model, true, err));
     so = (esp_seq_opts){.sampling = t->sampling};
+    esp_adapters_use(&s->adapters, &so);
     return esp_seq_open(&t->seq, s->engine, &so, err);
 }
 
 void esp_talk_close(struct esp_talk *t)
 {
     esp_seq_close(t->seq);
+    esp_structure_close(&t->structure);
     json_decref(t->messages);
     json_decref(t->template_args);
     free(t->tools);
@@ -206,6 +209,18 @@ esp_status esp_talk_resample(struct esp_talk *t, esp_error *err)
     esp_seq *s;
 
     ESP_TRY(esp_seq_fork(&s, t->seq, &so, err));
+    esp_seq_close(t->seq);
+    t->seq = s;
+    return ESP_OK;
+}
+
+esp_status esp_talk_readapt(struct esp_talk *t, esp_error *err)
+{
+    esp_seq_opts so = {.sampling = t->sampling};
+    esp_seq *s;
+
+    esp_adapters_use(&t->session->adapters, &so);
+    ESP_TRY(esp_seq_open(&s, t->session->engine, &so, err));
     esp_seq_close(t->seq);
     t->seq = s;
     return ESP_OK;
@@ -384,7 +399,7 @@ static esp_status generate(struct turn *u, esp_error *err)
     struct esp_talk *t = u->talk;
     const size_t context = t->session->engine_opts.context, used = esp_seq_length(t->seq);
     const size_t room = context - used; /* align() has left some */
-    const size_t most = t->max_tokens && t->max_tokens < room ? t->max_tokens : room;
+    const size_t most = t->max_tokens < room ? t->max_tokens : room;
     esp_event events[MAX_EVENTS];
     bool done = false;
 
@@ -428,6 +443,7 @@ esp_status esp_talk_answer(struct esp_talk *t, esp_text_fn fn, void *user, struc
     struct turn u = {.talk = t, .answer = out, .fn = fn, .user = user, .start = esp_now()};
     enum esp_text_mode mode = ESP_TEXT_ANSWER;
     esp_stats before, after;
+    size_t known;
     esp_status s;
 
     memset(out, 0, sizeof *out);
@@ -438,14 +454,19 @@ esp_status esp_talk_answer(struct esp_talk *t, esp_text_fn fn, void *user, struc
     if (s == ESP_OK)
         s = esp_text_stream_create(&u.stream, mode, t->stops, t->n_stops, on_text, &u, err);
     if (s == ESP_OK)
+        s = esp_structure_apply(&t->structure, t->seq, mode == ESP_TEXT_THINKING, err);
+    if (s == ESP_OK)
         s = generate(&u, err);
     if (s != ESP_OK)
         esp_seq_stop(t->seq);
+    esp_structure_lift(&t->structure, t->seq);
     if (s == ESP_OK)
         s = keep_answer(&u, err);
     esp_engine_stats(t->session->engine, &after);
-    if (after.prompt_tokens - before.prompt_tokens < out->prompt_tokens) /* rewinding may run some again */
-        out->cached_tokens = out->prompt_tokens - (after.prompt_tokens - before.prompt_tokens);
+    known =
+        out->prompt_tokens - (out->prompt_tokens && !t->max_tokens); /* the last one waits for an answer */
+    if (after.prompt_tokens - before.prompt_tokens < known)          /* rewinding may run some again */
+        out->cached_tokens = known - (after.prompt_tokens - before.prompt_tokens);
     esp_text_stream_destroy(u.stream);
     out->total_s = esp_now() - u.start;
     return s;

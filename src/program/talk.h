@@ -14,16 +14,18 @@
 #include "base/strbuf.h"
 
 #include "program/session.h"
+#include "program/structured.h"
 #include "program/text_stream.h"
 
 struct esp_talk {
     struct esp_session *session; /* borrowed; its engine is open */
     esp_seq *seq;
+    struct esp_structure structure; /* of every answer */
     esp_sampling sampling;
     json_t *messages;      /* array in the OpenAI form */
     json_t *template_args; /* object */
     char *tools;           /* JSON text or NULL */
-    size_t max_tokens;     /* 0: what the context has room for */
+    size_t max_tokens;     /* SIZE_MAX: what the context has room for */
     const char *const *stops;
     size_t n_stops;
     FILE *transcript; /* or NULL */
@@ -64,6 +66,8 @@ void esp_talk_clear(struct esp_talk *t);
 esp_status esp_talk_system(struct esp_talk *t, const char *text, esp_error *err);
 /* Use t->sampling, which the caller has changed, from now on. */
 esp_status esp_talk_resample(struct esp_talk *t, esp_error *err);
+/* Use the adapters that are on in the session from now on; the next answer runs the whole conversation. */
+esp_status esp_talk_readapt(struct esp_talk *t, esp_error *err);
 /* Write the messages to a new file readable by its owner alone; read them back. */
 esp_status esp_talk_save(const struct esp_talk *t, const char *path, esp_error *err);
 esp_status esp_talk_load(struct esp_talk *t, const char *path, esp_error *err);

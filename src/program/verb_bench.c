@@ -92,7 +92,7 @@ static esp_status allocate(struct bench *b, size_t longest, esp_error *err)
     const size_t seqs = b->session.engine_opts.max_seqs;
     uint64_t x = b->opt->v[OPT_SEED].given ? (uint64_t)b->opt->v[OPT_SEED].i + 1 : 2;
 
-    b->cap_events = 2 * seqs;
+    b->cap_events = 34 * seqs; /* a burst of drafts comes as one step */
     b->tokens = calloc(longest, sizeof *b->tokens);
     b->events = calloc(b->cap_events, sizeof *b->events);
     b->seqs = calloc(seqs, sizeof(esp_seq *));
@@ -138,9 +138,10 @@ static void close_seqs(struct bench *b)
 /* Open the row's sequences with their known tokens and arm them for n more. */
 static esp_status arm(struct bench *b, const struct esp_bench_row *r, size_t n, esp_error *err)
 {
-    const esp_seq_opts so = {.sampling = {.ignore_end = true}};
+    esp_seq_opts so = {.sampling = {.ignore_end = true}};
     const size_t known = r->prompt ? r->prompt : r->depth ? r->depth : 1;
 
+    esp_adapters_use(&b->session.adapters, &so);
     close_seqs(b);
     for (size_t i = 0; i < r->batch; i++) {
         ESP_TRY(esp_seq_open(&b->seqs[i], b->session.engine, &so, err));
@@ -232,6 +233,7 @@ static esp_status measure(struct bench *b, struct esp_bench_row *r, esp_error *e
     const struct esp_opt_value *v = b->opt->v;
     const size_t reps = (size_t)v[OPT_REPS].i;
     const double limit = v[OPT_MAX_TIME].given ? v[OPT_MAX_TIME].f : 1e30, start = esp_now();
+    esp_stats before, after;
     double tps;
 
     r->samples = calloc(reps, sizeof *r->samples);
@@ -240,10 +242,15 @@ static esp_status measure(struct bench *b, struct esp_bench_row *r, esp_error *e
     if (v[OPT_WARMUP].on)
         ESP_TRY(repeat(b, r, false, &tps, err));
     b->n_steps = 0;
+    esp_engine_stats(b->session.engine, &before);
     while (r->n_sample < reps && (r->n_sample == 0 || esp_now() - start < limit)) {
         ESP_TRY(repeat(b, r, true, &tps, err));
         r->samples[r->n_sample++] = tps;
     }
+    esp_engine_stats(b->session.engine, &after);
+    r->drafted = after.spec_drafted - before.spec_drafted;
+    r->accepted = after.spec_accepted - before.spec_accepted;
+    r->rounds = after.spec_rounds - before.spec_rounds;
     esp_bench_summarize(r);
     r->peak_rss = esp_peak_rss();
     if (r->prompt) {

@@ -87,6 +87,29 @@ static esp_status compute(struct fit *f, const struct esp_options *o, esp_error 
     return largest(f, MOST_ROWS, f->ctx, 0, &f->max_rows, err);
 }
 
+/* Smaller keys and values, each with what it gains; schemes that do not suit the model's heads are left out.
+ */
+static void suggest_kv(const struct fit *f, json_t *list)
+{
+    static const char *const kv[][2] = {{"bf16", "rounded keys and values"},
+                                        {"q8", "keys and values of 8 bits: differences hard to find"},
+                                        {"turbo:k8v4", "keys of 8 bits, values of 4: small differences"},
+                                        {"turbo", "keys of 8 bits, values of 3: see doc/quality.md"}};
+
+    for (size_t i = 0; i < sizeof kv / sizeof kv[0]; i++) {
+        esp_engine_opts o = f->session.engine_opts;
+        esp_memory_plan p;
+        char change[32];
+
+        o.kv = kv[i][0];
+        if (esp_engine_plan(f->session.model, &o, &p, NULL) != ESP_OK || p.kv_pool >= f->plan.kv_pool)
+            continue;
+        snprintf(change, sizeof change, "--kv %s", kv[i][0]);
+        json_array_append_new(list, json_pack("{s:s,s:I,s:s}", "change", change, "gain_bytes",
+                                              (json_int_t)(f->plan.total - p.total), "cost", kv[i][1]));
+    }
+}
+
 /* Changes of flags that would lower the plan, with what they gain: a JSON array. */
 static json_t *suggestions(const struct fit *f)
 {
@@ -105,10 +128,7 @@ static json_t *suggestions(const struct fit *f)
                                               (json_int_t)(f->plan.total - bytes), "cost",
                                               "shorter conversations"));
     }
-    if (f->session.opt->v[OPT_KV].i == 1)
-        json_array_append_new(list, json_pack("{s:s,s:I,s:s}", "change", "--kv bf16", "gain_bytes",
-                                              (json_int_t)(f->plan.kv_pool / 2), "cost",
-                                              "rounded keys and values"));
+    suggest_kv(f, list);
     return list;
 }
 
@@ -133,12 +153,13 @@ static json_t *document(const struct fit *f, bool fits)
                                   (json_int_t)p->weights));
     json_object_set_new(
         doc, "terms",
-        json_pack("{s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:I}", "weights", (json_int_t)p->weights, "kv_per_token",
-                  (json_int_t)p->kv_per_token, "state_per_row", (json_int_t)p->state_per_seq,
+        json_pack("{s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:I}", "weights", (json_int_t)p->weights,
+                  "kv_per_token", (json_int_t)p->kv_per_token, "state_per_row", (json_int_t)p->state_per_seq,
                   "chunk_rows_per_row", (json_int_t)p->chunk_rows_per_seq, "kv", (json_int_t)p->kv_pool,
                   "states", (json_int_t)p->state_pool, "checkpoints",
                   (json_int_t)(p->state_pool > f->rows * state_row ? p->state_pool - f->rows * state_row : 0),
-                  "transient", (json_int_t)p->scratch, "fixed", (json_int_t)p->fixed));
+                  "transient", (json_int_t)p->scratch, "speculation", (json_int_t)p->speculation, "fixed",
+                  (json_int_t)p->fixed, "adapters", (json_int_t)p->adapters));
     json_object_set_new(doc, "at",
                         json_pack("{s:i,s:i,s:I,s:I,s:I}", "ctx", f->ctx, "rows", f->rows, "total_bytes",
                                   (json_int_t)p->total, "budget_bytes", (json_int_t)f->budget,
@@ -179,7 +200,11 @@ static void table(const struct fit *f, bool fits)
              (unsigned long long)p->chunk_rows_per_seq);
     row("recurrent states", p->state_pool, note);
     row("scratch", p->scratch, "");
+    if (p->speculation)
+        row("speculation", p->speculation, f->session.opt->v[OPT_SPEC].s);
     row("fixed", p->fixed, "");
+    if (f->session.adapters.n)
+        row("adapters", p->adapters, "");
     row("total", p->total, "");
     row(f->session.opt->v[OPT_MEMORY_BUDGET].given ? "budget" : "available memory", f->budget, "");
     esp_out_printf("  %-22s %12s\n", "headroom", esp_format_bytes(text, sizeof text, headroom));

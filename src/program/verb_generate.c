@@ -33,6 +33,7 @@ struct row {
 struct job {
     struct esp_session session;
     const struct esp_options *opt;
+    struct esp_structure structure;
     esp_token *prompt;
     size_t n_prompt, max_tokens, n_open;
     struct row rows[MAX_N];
@@ -177,7 +178,9 @@ static esp_status open_rows(struct job *j, const esp_sampling *sampling, esp_err
     esp_seq_opts so = {.sampling = *sampling,
                        .logprobs = j->logprobs,
                        .top_logprobs = j->logprobs ? (uint32_t)j->opt->v[OPT_LOGPROBS].i : 0};
+    const bool thinks = esp_prompt_thinks(j->session.model, j->prompt, j->n_prompt);
 
+    esp_adapters_use(&j->session.adapters, &so);
     ESP_TRY(esp_seq_open(&j->rows[0].seq, j->session.engine, &so, err));
     ESP_TRY(prefill(j, j->rows[0].seq, err));
     for (size_t i = 0; i < j->n; i++) {
@@ -194,6 +197,7 @@ static esp_status open_rows(struct job *j, const esp_sampling *sampling, esp_err
                                            j->opt->v[OPT_STOP].n, on_text, r, err));
     }
     for (size_t i = 0; i < j->n; i++) { /* forks are taken before the first of them goes on */
+        ESP_TRY(esp_structure_apply(&j->structure, j->rows[i].seq, thinks, err));
         ESP_TRY(esp_seq_generate(j->rows[i].seq, j->max_tokens, err));
         j->n_open++;
     }
@@ -375,6 +379,7 @@ static esp_status generate(struct job *j, esp_error *err)
     ESP_TRY(esp_session_open(s, j->opt, err));
     ESP_TRY(esp_session_sampling(s, &sampling, err));
     ESP_TRY(read_prompt(j, err));
+    ESP_TRY(esp_structure_open(&j->structure, j->opt, s->model, j->opt->v[OPT_CHAT].on, err));
     esp_session_engine_opts(s);
     s->engine_opts.max_seqs = (uint32_t)j->n;
     if (s->engine_opts.context == 0)
@@ -384,8 +389,8 @@ static esp_status generate(struct job *j, esp_error *err)
                         "the prompt has %zu tokens; the context of %u has no room for an answer", j->n_prompt,
                         s->engine_opts.context);
     room = s->engine_opts.context - j->n_prompt;
-    j->max_tokens = (size_t)j->opt->v[OPT_MAX_TOKENS].i;
-    if (j->max_tokens == 0 || j->max_tokens > room)
+    j->max_tokens = esp_session_max_tokens(j->opt);
+    if (j->max_tokens > room)
         j->max_tokens = room;
     s->engine_opts.kv_tokens = positions(j);
     ESP_TRY(esp_session_engine(s, err));
@@ -418,6 +423,7 @@ int esp_verb_generate(const struct esp_options *o)
         esp_strbuf_free(&j->rows[i].text);
     }
     free(j->prompt);
+    esp_structure_close(&j->structure);
     esp_session_close(&j->session);
     free(j);
     return s == ESP_OK ? esp_interrupted() : esp_report(s, &err);

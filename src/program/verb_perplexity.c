@@ -146,9 +146,12 @@ static esp_status window(struct measure *m, const esp_token *t, size_t n, size_t
                          esp_error *err)
 {
     const size_t vocab = m->session.info.n_vocab;
-    const esp_seq_opts so = {.sampling = {.temperature = 0}};
+    esp_seq_opts so = {.sampling = {.temperature = 0}};
     esp_seq *seq = NULL;
-    esp_status s = esp_seq_open(&seq, m->session.engine, &so, err);
+    esp_status s;
+
+    esp_adapters_use(&m->session.adapters, &so);
+    s = esp_seq_open(&seq, m->session.engine, &so, err);
 
     *nll = 0;
     for (size_t i = 0; s == ESP_OK && i + 1 < n; i += m->piece) {
@@ -211,6 +214,8 @@ static esp_status prepare(struct measure *m, esp_error *err)
 
     if (!m->opt->v[OPT_DATA].given)
         return esp_fail(err, ESP_EINVAL, "--data FILE says what to measure; it is required");
+    if (m->opt->v[OPT_KL].n && m->opt->v[OPT_ADAPTER].n)
+        return esp_fail(err, ESP_EINVAL, "--kl compares model folders as they are; it excludes --adapter");
     ESP_TRY(esp_session_open(&m->session, m->opt, err));
     ESP_TRY(read_data(m, err));
     ESP_TRY(plan(m, err));

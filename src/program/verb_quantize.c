@@ -153,6 +153,7 @@ static void read_flags(const struct esp_options *o, esp_quantize_opts *q)
     q->act_order = v[OPT_ACT_ORDER].on;
     q->scale = v[OPT_TRELLIS_SCALE].s;
     q->no_feedback = !v[OPT_FEEDBACK].on;
+    q->feedback_group = (uint32_t)v[OPT_FEEDBACK_GROUP].i;
     q->resume = v[OPT_RESUME].on;
     q->no_eval = !v[OPT_EVAL].on;
     q->seed = (uint64_t)v[OPT_QUANT_SEED].i;
@@ -238,6 +239,7 @@ int esp_verb_perplexity_kl(const struct esp_options *o, const char *base, const 
     struct show show = {.what = ""};
     const esp_compare_opts c = {.window = (uint32_t)window,
                                 .threads = (uint32_t)o->v[OPT_THREADS].i,
+                                .kv = o->v[OPT_KV].given ? o->v[OPT_KV].s : NULL,
                                 .progress = tell,
                                 .progress_user = &show};
     esp_comparison out[MAX_OPT_LIST];

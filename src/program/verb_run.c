@@ -14,11 +14,23 @@
 
 #include "program/output.h"
 #include "program/talk.h"
+#include "program/tool_text.h"
 
 struct printer {
     bool json, show_thinking, color;
-    bool thinking_open; /* something of it is on the screen */
+    bool thinking_open;          /* something of it is on the screen */
+    struct esp_tool_text *tools; /* NULL with json */
+    char last;                   /* character of the answer */
 };
+
+static void print_answer(void *user, const char *s, size_t len)
+{
+    struct printer *p = user;
+
+    esp_out_write(s, len);
+    esp_out_flush();
+    p->last = s[len - 1];
+}
 
 static void print_piece(void *user, enum esp_channel channel, const char *s, size_t len)
 {
@@ -44,18 +56,18 @@ static void print_piece(void *user, enum esp_channel channel, const char *s, siz
     if (p->thinking_open)
         fputs(p->color ? "\033[0m\n" : "\n", stderr);
     p->thinking_open = false;
-    esp_out_write(s, len);
-    esp_out_flush();
+    esp_tool_text_feed(p->tools, s, len);
 }
 
 /* Close the line of an answer on the terminal. */
-static void close_line(const struct esp_answer *a, const struct printer *p)
+static void close_line(struct printer *p)
 {
     if (p->json)
         return;
     if (p->thinking_open)
         fputs(p->color ? "\033[0m\n" : "\n", stderr);
-    if (a->text.len && a->text.data[a->text.len - 1] != '\n')
+    esp_tool_text_end(p->tools);
+    if (p->last && p->last != '\n')
         esp_out_write("\n", 1);
     esp_out_flush();
 }
@@ -91,9 +103,17 @@ esp_status esp_run_answer(struct esp_talk *t, struct esp_answer *a, esp_error *e
     struct printer p = {.json = esp_out_is_json(),
                         .show_thinking = !hide && (esp_out_is_json() || esp_out_verbosity() >= 0),
                         .color = esp_out_color(true)};
-    const esp_status s = esp_talk_answer(t, print_piece, &p, a, err);
+    esp_status s = ESP_OK;
 
-    close_line(a, &p);
+    if (!p.json)
+        s = esp_tool_text_create(&p.tools, print_answer, &p, err);
+    if (s != ESP_OK) {
+        memset(a, 0, sizeof *a);
+        return s;
+    }
+    s = esp_talk_answer(t, print_piece, &p, a, err);
+    close_line(&p);
+    esp_tool_text_destroy(p.tools);
     if (s == ESP_OK)
         print_end(t->session, a, &p);
     return s;

@@ -24,6 +24,9 @@ int esp_verb_inspect(const struct esp_options *o);
 int esp_inspect_plan(const struct esp_options *o);
 int esp_verb_bench(const struct esp_options *o);
 int esp_verb_fit(const struct esp_options *o);
+int esp_verb_ps(const struct esp_options *o);
+int esp_verb_stop(const struct esp_options *o);
+int esp_verb_serve(const struct esp_options *o);
 int esp_verb_devices(const struct esp_options *o);
 
 /* perplexity --kl: compare on n tokens in windows. */

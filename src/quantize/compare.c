@@ -220,6 +220,7 @@ static esp_status open_all(struct models *m, const char *base, const char *const
         ESP_TRY(esp_model_open(&m->model[i], i ? other[i - 1] : base, &mo, err));
         ro.level = m->model[i]->level;
         ro.threads = m->model[i]->n_thread;
+        ro.kv = i ? o->kv : NULL;
         ESP_TRY(esp_runner_open(&m->runner[i], m->model[i]->net, &ro, err));
     }
     return ESP_OK;

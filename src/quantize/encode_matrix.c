@@ -19,11 +19,11 @@
 #include <time.h>
 
 #include "base/mem.h"
+#include "quantize/blas.h"
 #include "quantize/encode_parts.h"
 #include "quantize/encode_scale.h"
-#include "quantize/ldlq_blas.h"
 
-enum { BLOCK = ESP_TRELLIS_BLOCK, UNIT_ROWS = 64, INSIDE_MIN = 16 };
+enum { BLOCK = ESP_TRELLIS_BLOCK, UNIT_ROWS = 64 };
 #define GUARD 4 /* targets that feedback drives this far beyond the largest weight mean that it diverges */
 
 struct unit_sums {
@@ -40,6 +40,7 @@ struct lane {
 };
 
 struct matrix_run {
+    struct esp_blas blas;
     struct esp_encoder *e;
     const struct esp_trellis_job *job;
     const struct esp_ldlq *f;
@@ -177,8 +178,8 @@ static double loss_of_rows(const struct matrix_run *r, float *t, uint32_t n_row,
     const size_t g = r->f->group;
 
     for (size_t q = 0; q < BLOCK; q += g)
-        cblas_strmm(CblasRowMajor, CblasRight, CblasUpper, CblasNoTrans, CblasNonUnit, (blasint)n_row,
-                    (blasint)g, 1, r->f->diag + (i0 + q) * g, (blasint)g, t + q, BLOCK);
+        r->blas.strmm(ESP_BLAS_ROWS, ESP_BLAS_RIGHT, ESP_BLAS_UPPER, ESP_BLAS_PLAIN, ESP_BLAS_NON_UNIT,
+                      (int)n_row, (int)g, 1, r->f->diag + (i0 + q) * g, (int)g, t + q, BLOCK);
     return sum_squares(t, (size_t)n_row * BLOCK);
 }
 
@@ -186,8 +187,8 @@ static double loss_of_rows(const struct matrix_run *r, float *t, uint32_t n_row,
 static void feed_rows(const struct matrix_run *r, const struct lane *l, uint32_t n_row, size_t i0, size_t j0,
                       size_t n)
 {
-    cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, (blasint)n_row, BLOCK, (blasint)n, 1, l->rest + j0,
-                (blasint)r->n_in, r->f->feed + j0 * r->n_in + i0, (blasint)r->n_in, 1, l->t, BLOCK);
+    r->blas.sgemm(ESP_BLAS_ROWS, ESP_BLAS_PLAIN, ESP_BLAS_PLAIN, (int)n_row, BLOCK, (int)n, 1, l->rest + j0,
+                  (int)r->n_in, r->f->feed + j0 * r->n_in + i0, (int)r->n_in, 1, l->t, BLOCK);
 }
 
 static void unit_of_rows(struct matrix_run *r, uint32_t tid, uint32_t unit)
@@ -227,8 +228,8 @@ static double loss_of_inputs(const struct matrix_run *r, float *t, size_t n, siz
 {
     const size_t g = r->f->group;
 
-    cblas_strmm(CblasRowMajor, CblasLeft, CblasUpper, CblasTrans, CblasNonUnit, (blasint)n, BLOCK, 1,
-                r->f->diag + i0 * g, (blasint)g, t, BLOCK);
+    r->blas.strmm(ESP_BLAS_ROWS, ESP_BLAS_LEFT, ESP_BLAS_UPPER, ESP_BLAS_TRANS, ESP_BLAS_NON_UNIT, (int)n,
+                  BLOCK, 1, r->f->diag + i0 * g, (int)g, t, BLOCK);
     return sum_squares(t, n * BLOCK);
 }
 
@@ -241,11 +242,11 @@ static void feed_inputs(const struct matrix_run *r, const struct lane *l, float 
     if (i0 == j0)
         return;
     if (n == 1)
-        cblas_sgemv(CblasRowMajor, CblasTrans, (blasint)(i0 - j0), BLOCK, 1, rest, BLOCK, feed,
-                    (blasint)r->n_in, 1, t, 1);
+        r->blas.sgemv(ESP_BLAS_ROWS, ESP_BLAS_TRANS, (int)(i0 - j0), BLOCK, 1, rest, BLOCK, feed,
+                      (int)r->n_in, 1, t, 1);
     else
-        cblas_sgemm(CblasRowMajor, CblasTrans, CblasNoTrans, (blasint)n, BLOCK, (blasint)(i0 - j0), 1, feed,
-                    (blasint)r->n_in, rest, BLOCK, 1, t, BLOCK);
+        r->blas.sgemm(ESP_BLAS_ROWS, ESP_BLAS_TRANS, ESP_BLAS_PLAIN, (int)n, BLOCK, (int)(i0 - j0), 1, feed,
+                      (int)r->n_in, rest, BLOCK, 1, t, BLOCK);
 }
 
 static void load_columns(const struct matrix_run *r, const struct lane *l, size_t out0, size_t i0, size_t n)
@@ -378,7 +379,7 @@ static esp_status check_factor(const struct esp_ldlq *f, uint32_t n_in, uint32_t
     if (f->n != n_in)
         return esp_fail(err, ESP_EINVAL, "factor of %" PRIu32 " inputs for weights with %" PRIu32, f->n,
                         n_in);
-    if (axis == 1 && f->group < INSIDE_MIN)
+    if (axis == 1 && f->group < ESP_TRELLIS_GROUP_AXIS1_MIN)
         return esp_fail(err, ESP_EINVAL,
                         "axis 1 with feedback in groups of %" PRIu32 ": 16 to 256 are possible", f->group);
     return ESP_OK;
@@ -459,12 +460,11 @@ esp_status esp_trellis_quantize(struct esp_encoder *e, const struct esp_trellis_
     const double start = now();
     struct unit_sums sum;
     esp_status s;
-    int before;
 
     ESP_TRY(check_job(job, err));
+    ESP_TRY(esp_blas_open(&r.blas, err));
     r.n_unit = job->opts.axis ? (job->n_out + UNIT_ROWS - 1) / UNIT_ROWS : job->n_out / BLOCK;
     r.total = (uint64_t)job->n_out * job->n_in;
-    before = blas_own_threads();
     s = alloc_lanes(&r, err);
     if (s != ESP_OK)
         goto done;
@@ -485,7 +485,7 @@ esp_status esp_trellis_quantize(struct esp_encoder *e, const struct esp_trellis_
     else
         *report = out;
 done:
-    blas_restore(before);
+    esp_blas_close(&r.blas);
     free_lanes(&r);
     return s;
 }

@@ -27,7 +27,7 @@ enum esp_trellis_scale {
  * 3-40 % of the loss for dense second moments (rotated inputs) and costs half as much time again; for purely
  * local ones 256 is a little better. Measured in doc/quality.md.
  */
-enum { ESP_TRELLIS_GROUP_AXIS0 = 1, ESP_TRELLIS_GROUP_AXIS1 = 32 };
+enum { ESP_TRELLIS_GROUP_AXIS0 = 1, ESP_TRELLIS_GROUP_AXIS1 = 32, ESP_TRELLIS_GROUP_AXIS1_MIN = 16 };
 
 enum esp_trellis_feedback {
     ESP_TRELLIS_FEEDBACK_ON,  /* default when a factor is given */

@@ -36,15 +36,8 @@ static const struct rule RULES[] = {
     {ESP_PART_TEXT, "norm.weight", SIDE_UNIT, NULL},
     {ESP_PART_HEAD, "weight", SIDE_IN, "norm.weight"},
     {ESP_PART_MTP, "fc.weight", SIDE_FC, NULL},
-    {ESP_PART_MTP, "pre_fc_norm_*.weight", SIDE_UNIT, NULL},
+    {ESP_PART_MTP, "pre_fc_norm_embedding.weight", SIDE_UNIT, NULL},
     {ESP_PART_MTP, "norm.weight", SIDE_MTP_NORM, NULL},
-    {ESP_PART_MTP, "layers.*.self_attn.[qkv]_proj.weight", SIDE_IN, "input_layernorm.weight"},
-    {ESP_PART_MTP, "layers.*.mlp.gate_proj.weight", SIDE_IN, "post_attention_layernorm.weight"},
-    {ESP_PART_MTP, "layers.*.mlp.up_proj.weight", SIDE_IN, "post_attention_layernorm.weight"},
-    {ESP_PART_MTP, "layers.*.self_attn.o_proj.weight", SIDE_OUT, NULL},
-    {ESP_PART_MTP, "layers.*.mlp.down_proj.weight", SIDE_OUT, NULL},
-    {ESP_PART_MTP, "layers.*.input_layernorm.weight", SIDE_UNIT, NULL},
-    {ESP_PART_MTP, "layers.*.post_attention_layernorm.weight", SIDE_UNIT, NULL},
     {ESP_PART_VISION, "merger.linear_fc2.*", SIDE_OUT, NULL}, /* its output takes the place of embeddings */
 };
 
@@ -133,47 +126,66 @@ static esp_status check(const struct esp_fold *f, const char *name, size_t got, 
                                   name, got, want);
 }
 
-/* [H][2H]: columns of the embedding, then of the trunk's output, each behind a norm of its own. */
+/* [H][2H]: columns of the embedding, which change their basis, then of the trunk's output, which do not. */
 static esp_status fold_fc(const struct esp_fold *f, float *w, size_t n_out, size_t n_in, esp_error *err)
 {
     const uint32_t n = f->hidden;
-    double power = 0;
 
     ESP_TRY(check(f, "mtp fc.weight", n_in, 2 * (size_t)n, err));
     ESP_TRY(check(f, "mtp fc.weight", n_out, n, err));
     ESP_TRY(gain_of(f, ESP_PART_MTP, "pre_fc_norm_embedding.weight", f->scratch, err));
     scale_columns(w, n_out, n_in, f->scratch, n);
-    ESP_TRY(gain_of(f, ESP_PART_MTP, "pre_fc_norm_hidden.weight", f->scratch, err));
-    /* x * gain, normalized: its root mean square is that of the gain when no channel stands out */
-    for (uint32_t i = 0; i < n; i++)
-        power += (double)f->final_gain[i] * f->final_gain[i];
-    power = power > 0 ? 1 / sqrt(power / n) : 1;
-    for (uint32_t i = 0; i < n; i++)
-        f->scratch[i] *= f->final_gain[i] * (float)power;
-    scale_columns(w + n, n_out, n_in, f->scratch, n);
     esp_basis_rows(&f->basis, w, n_out, n_in);
-    esp_basis_rows(&f->basis, w + n, n_out, n_in);
-    esp_basis_cols(&f->basis, w, n_in, f->scratch);
     return ESP_OK;
 }
 
-/* A basis turns the ratio of the two gains into its mean, plus parts off the diagonal that no gain can hold.
- */
-static esp_status mtp_norm(const struct esp_fold *f, float *v, esp_error *err)
+/* A stored norm weight: rounded so that both conventions hold the same gain. */
+static float stored_gain(const struct esp_fold *f, double gain)
 {
-    double ratio = 0;
-    uint32_t count = 0;
+    const float less_one = (float)(gain - 1);
 
+    return f->mtp_shifted ? less_one + 1.0f : less_one;
+}
+
+/* Behind it comes to_basis, whose entries are 1 and -1, and then the head, which holds the trunk's gain. */
+static esp_status mtp_norm(const struct esp_fold *f, float *v, size_t n, esp_error *err)
+{
+    const double root = sqrt(f->hidden);
+
+    ESP_TRY(check(f, "mtp norm.weight", n, f->hidden, err));
     ESP_TRY(gain_of(f, ESP_PART_MTP, "norm.weight", f->scratch, err));
-    for (uint32_t i = 0; i < f->hidden; i++)
-        if (fabsf(f->final_gain[i]) > 1e-6f) {
-            ratio += (double)f->scratch[i] / f->final_gain[i];
-            count++;
-        }
-    ratio = count ? ratio / count : 1;
-    for (uint32_t i = 0; i < f->hidden; i++)
-        v[i] = (float)ratio - (f->mtp_shifted ? 0.0f : 1.0f);
+    for (uint32_t i = 0; i < f->hidden; i++) /* a channel without gain does not reach the head at all */
+        v[i] = stored_gain(f, f->final_gain[i] != 0 ? f->scratch[i] / (f->final_gain[i] * root) : 0);
     return ESP_OK;
+}
+
+static const char *const MADE[ESP_FOLD_MADE_COUNT] = {
+    [ESP_FOLD_TO_PLAIN] = "to_plain", [ESP_FOLD_PLAIN_NORM] = "plain_norm", [ESP_FOLD_TO_BASIS] = "to_basis"};
+
+const char *esp_fold_made_name(enum esp_fold_made m)
+{
+    return MADE[m];
+}
+
+void esp_fold_make(const struct esp_fold *f, enum esp_fold_made m, float *out)
+{
+    const size_t n = f->hidden;
+
+    if (m == ESP_FOLD_PLAIN_NORM) {
+        for (size_t i = 0; i < n; i++)
+            out[i] = stored_gain(f, f->final_gain[i]);
+        return;
+    }
+    memset(out, 0, n * n * sizeof *out);
+    for (size_t i = 0; i < n; i++)
+        out[i * n + i] = 1;
+    /* rows of Q, or its columns in rows: y = W x */
+    if (m == ESP_FOLD_TO_PLAIN)
+        esp_basis_rows(&f->basis, out, n, n);
+    else
+        esp_basis_cols(&f->basis, out, n, f->scratch);
+    for (size_t i = 0; i < n * n; i++)
+        out[i] = out[i] > 0 ? 1.0f : -1.0f;
 }
 
 esp_status esp_fold_apply(const struct esp_fold *f, enum esp_part part, const char *name, float *w,
@@ -205,7 +217,7 @@ esp_status esp_fold_apply(const struct esp_fold *f, enum esp_part part, const ch
     case SIDE_FC:
         return fold_fc(f, w, n_out, n_in, err);
     case SIDE_MTP_NORM:
-        return mtp_norm(f, w, err);
+        return mtp_norm(f, w, n_out * n_in, err);
     default:
         for (size_t i = 0; i < n_out * n_in; i++)
             w[i] = shifted ? 1.0f : 0.0f;

@@ -3,9 +3,10 @@
  * changes its basis. Which tensor takes what is one table by name. Folded norms become the stored form of
  * gain 1. A tied head gets a matrix of its own, because the final gain sits between it and the embedding.
  *
- * The MTP layer shares the head, so two things about it cannot be exact: its input norm sees the trunk's
- * output without the final gain, and its own last gain cannot pass through the basis. Both take the best
- * constant instead: drafts may be accepted a little less often, texts do not change.
+ * The MTP layer shares embedding and head with the trunk, but sits between two gains that no basis can carry:
+ * its input norm reads the trunk's output times the final gain, and its own last gain meets a head that holds
+ * the trunk's. So it stays in the plain basis, its norms keep their gains, and three tensors are made for it:
+ * signs of the basis both ways, and the final gain. doc/formats/fold.md has the formulas.
  *
  * SPDX-License-Identifier: MIT
  */
@@ -30,6 +31,17 @@ struct esp_fold {
 esp_status esp_fold_open(struct esp_fold *f, const struct esp_config *c, const struct esp_source *src,
                          bool mtp_shifted, bool on, uint64_t seed, esp_error *err);
 void esp_fold_close(struct esp_fold *f);
+
+/* Tensors of the MTP part that a folded model has and its source has not. */
+enum esp_fold_made {
+    ESP_FOLD_TO_PLAIN,   /* "to_plain" [H][H]: 1 and -1, times 1 / sqrt(H) the rows of Q */
+    ESP_FOLD_PLAIN_NORM, /* "plain_norm" [H]: the trunk's final gain, stored as norms of the part are */
+    ESP_FOLD_TO_BASIS,   /* "to_basis" [H][H]: to_plain transposed */
+    ESP_FOLD_MADE_COUNT
+};
+const char *esp_fold_made_name(enum esp_fold_made m); /* of the module */
+/* out: [H][H], for the norm [H]. Not for a fold that is off. */
+void esp_fold_make(const struct esp_fold *f, enum esp_fold_made m, float *out);
 
 /* Whether fold changes this tensor at all ("layers.3.mlp.up_proj.weight"). */
 bool esp_fold_touches(const struct esp_fold *f, enum esp_part part, const char *name);

@@ -36,7 +36,7 @@ struct esp_quant_job {
     uint32_t h_n, h_layer;
     enum esp_site h_site;
     uint32_t *order;                    /* with act_order */
-    struct esp_ldlq *ldlq, *ldlq_block; /* in natural order, feedback in groups of 1 and of 256 */
+    struct esp_ldlq *ldlq, *ldlq_group; /* in natural order: feedback by input, and in larger groups */
     struct esp_ldlq *ldlq_order;        /* in `order` */
 };
 

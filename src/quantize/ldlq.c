@@ -9,18 +9,18 @@
 #include "quantize/ldlq.h"
 
 #include <inttypes.h>
-#include <lapacke.h>
 #include <math.h>
 #include <stdbool.h>
 
 #include "base/limits.h"
 #include "base/mem.h"
-#include "quantize/ldlq_blas.h"
+#include "quantize/blas.h"
 
 enum { TILE = 256, N_TRY = 5, GROUP_MAX = 256 };
 #define DAMPING 0.01 /* of the mean diagonal, as GPTQ has it: arXiv:2210.17323 */
 
 struct factor_run {
+    struct esp_blas blas;
     double *a; /* [n][n], lower triangle, inputs reversed */
     size_t n;
     size_t n_tile;
@@ -40,9 +40,9 @@ static void run_region(struct esp_pool *pool, esp_pool_fn fn, struct factor_run 
         fn(f, 0, 1);
 }
 
-static blasint tile_rows(const struct factor_run *f, size_t i)
+static int tile_rows(const struct factor_run *f, size_t i)
 {
-    return (blasint)(i + 1 < f->n_tile ? TILE : f->n - i * TILE);
+    return (int)(i + 1 < f->n_tile ? TILE : f->n - i * TILE);
 }
 
 static double *tile_at(const struct factor_run *f, size_t i, size_t j)
@@ -73,8 +73,9 @@ static void run_panel(void *arg, uint32_t tid, uint32_t n_thread)
     (void)tid;
     (void)n_thread;
     for (size_t i = first + esp_task_next(&f->next); i < f->n_tile; i = first + esp_task_next(&f->next))
-        cblas_dtrsm(CblasRowMajor, CblasRight, CblasLower, CblasTrans, CblasNonUnit, tile_rows(f, i), TILE, 1,
-                    tile_at(f, f->k, f->k), (blasint)f->n, tile_at(f, i, f->k), (blasint)f->n);
+        f->blas.dtrsm(ESP_BLAS_ROWS, ESP_BLAS_RIGHT, ESP_BLAS_LOWER, ESP_BLAS_TRANS, ESP_BLAS_NON_UNIT,
+                      tile_rows(f, i), TILE, 1, tile_at(f, f->k, f->k), (int)f->n, tile_at(f, i, f->k),
+                      (int)f->n);
 }
 
 static void run_update(void *arg, uint32_t tid, uint32_t n_thread)
@@ -88,9 +89,9 @@ static void run_update(void *arg, uint32_t tid, uint32_t n_thread)
         const size_t i = f->k + 1 + task / side, j = f->k + 1 + task % side;
 
         if (j <= i)
-            cblas_dgemm(CblasRowMajor, CblasNoTrans, CblasTrans, tile_rows(f, i), tile_rows(f, j), TILE, -1,
-                        tile_at(f, i, f->k), (blasint)f->n, tile_at(f, j, f->k), (blasint)f->n, 1,
-                        tile_at(f, i, j), (blasint)f->n);
+            f->blas.dgemm(ESP_BLAS_ROWS, ESP_BLAS_PLAIN, ESP_BLAS_TRANS, tile_rows(f, i), tile_rows(f, j),
+                          TILE, -1, tile_at(f, i, f->k), (int)f->n, tile_at(f, j, f->k), (int)f->n, 1,
+                          tile_at(f, i, j), (int)f->n);
     }
 }
 
@@ -100,9 +101,12 @@ static bool cholesky(struct factor_run *f, struct esp_pool *pool)
 {
     run_region(pool, run_load, f);
     for (f->k = 0; f->k < f->n_tile; f->k++) {
-        /* our lower triangle by rows is an upper one by columns, which spares LAPACKE a copy */
-        if (LAPACKE_dpotrf(LAPACK_COL_MAJOR, 'U', tile_rows(f, f->k), tile_at(f, f->k, f->k),
-                           (lapack_int)f->n) != 0)
+        const int rows = tile_rows(f, f->k), ld = (int)f->n;
+        int info;
+
+        /* LAPACK counts by columns: our lower triangle by rows is an upper one to it */
+        f->blas.dpotrf("U", &rows, tile_at(f, f->k, f->k), &ld, &info, 1);
+        if (info != 0)
             return false;
         run_region(pool, run_panel, f);
         run_region(pool, run_update, f);
@@ -120,10 +124,10 @@ static void divide_group(const struct factor_run *f, size_t first, size_t size)
     if (below == n)
         return;
     if (size == 1)
-        cblas_dscal((blasint)(n - below), 1 / *own, own + n, (blasint)n);
+        f->blas.dscal((int)(n - below), 1 / *own, own + n, (int)n);
     else
-        cblas_dtrsm(CblasRowMajor, CblasRight, CblasLower, CblasNoTrans, CblasNonUnit, (blasint)(n - below),
-                    (blasint)size, 1, own, (blasint)n, own + size * n, (blasint)n);
+        f->blas.dtrsm(ESP_BLAS_ROWS, ESP_BLAS_RIGHT, ESP_BLAS_LOWER, ESP_BLAS_PLAIN, ESP_BLAS_NON_UNIT,
+                      (int)(n - below), (int)size, 1, own, (int)n, own + size * n, (int)n);
 }
 
 static void run_divide(void *arg, uint32_t tid, uint32_t n_thread)
@@ -184,10 +188,10 @@ static esp_status factor(struct esp_ldlq *out, const float *h, const struct esp_
                          esp_error *err)
 {
     struct factor_run f = {.n = out->n, .n_tile = ((size_t)out->n + TILE - 1) / TILE, .h = h, .out = out};
-    const int before = blas_own_threads();
     size_t count, bytes;
     bool done = false;
 
+    ESP_TRY(esp_blas_open(&f.blas, err));
     f.damping = (o->damping > 0 ? o->damping : DAMPING) * mean;
     if (esp_mul_size(&count, f.n, f.n) && esp_mul_size(&bytes, count, sizeof *f.a))
         f.a = esp_alloc_aligned(bytes, 64);
@@ -203,7 +207,7 @@ static esp_status factor(struct esp_ldlq *out, const float *h, const struct esp_
         run_region(o->pool, run_divide, &f);
         run_region(o->pool, run_store, &f);
     }
-    blas_restore(before);
+    esp_blas_close(&f.blas);
     if (!f.a)
         return esp_fail(err, ESP_ENOMEM, "factor of %zu inputs: out of memory", f.n);
     esp_free_aligned(f.a);

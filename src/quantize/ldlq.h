@@ -41,7 +41,7 @@ struct esp_ldlq_opts {
  * Factor h [n][n] f32, symmetric, row-major (only its upper triangle is read). Result does not depend on the
  * number of threads. Takes 8 n^2 bytes while it runs. Errors: ESP_ENUMERIC for a non-finite entry, a negative
  * diagonal (with its place), an all-zero matrix, a matrix indefinite after 5 tries; ESP_EINVAL for a group
- * that does not fit; ESP_ENOMEM.
+ * that does not fit; ESP_EUNSUPPORTED without OpenBLAS; ESP_ENOMEM.
  */
 esp_status esp_ldlq_create(struct esp_ldlq **out, const float *h, uint32_t n, const struct esp_ldlq_opts *o,
                            esp_error *err);

@@ -60,15 +60,45 @@ static void as_f32(struct esp_weight *out, const float *x, uint32_t n_out, uint3
                                .row_bytes = (size_t)n_in * sizeof *x};
 }
 
+static int made_by_fold(const struct esp_overlay *o, enum esp_part part, const char *module)
+{
+    for (int m = 0; o->source.mtp_basis && part == ESP_PART_MTP && m < ESP_FOLD_MADE_COUNT; m++) {
+        const char *name = esp_fold_made_name((enum esp_fold_made)m);
+        const size_t len = strlen(name);
+
+        if (strncmp(module, name, len) == 0 && (!module[len] || strcmp(module + len, ".weight") == 0))
+            return m;
+    }
+    return -1;
+}
+
+static esp_status made_matrix(struct esp_overlay *o, enum esp_fold_made m, struct esp_weight *out,
+                              esp_error *err)
+{
+    const uint32_t n = o->fold->hidden;
+    float *x = esp_alloc_array((size_t)n * n, sizeof *x);
+
+    if (!x || !keep(o, x)) {
+        esp_free(x);
+        return esp_fail(err, ESP_ENOMEM, "%s: out of memory", esp_fold_made_name(m));
+    }
+    esp_fold_make(o->fold, m, x);
+    as_f32(out, x, n, n);
+    return ESP_OK;
+}
+
 static esp_status matrix(void *ctx, enum esp_part part, const char *module, uint32_t n_out, uint32_t n_in,
                          struct esp_weight *out, esp_error *err)
 {
     struct esp_overlay *o = ctx;
     const bool folds = o->fold && o->fold->on;
+    const int made = made_by_fold(o, part, module);
     char name[192];
     float *x;
     esp_status s;
 
+    if (made >= 0)
+        return made_matrix(o, (enum esp_fold_made)made, out, err);
     if (o->module && part == ESP_PART_TEXT && strcmp(module, o->module) == 0) {
         as_f32(out, o->values, n_out, n_in);
         return ESP_OK;
@@ -97,6 +127,10 @@ static esp_status vector(void *ctx, enum esp_part part, const char *name, uint32
 {
     struct esp_overlay *o = ctx;
 
+    if (made_by_fold(o, part, name) == ESP_FOLD_PLAIN_NORM) {
+        esp_fold_make(o->fold, ESP_FOLD_PLAIN_NORM, out);
+        return ESP_OK;
+    }
     ESP_TRY(o->inner->vector(o->inner->ctx, part, name, n, out, err));
     return o->fold ? esp_fold_apply(o->fold, part, name, out, 1, n, err) : ESP_OK;
 }
@@ -108,6 +142,8 @@ void esp_overlay_init(struct esp_overlay *o, const struct esp_source *inner, con
     o->fold = fold;
     o->source = (struct esp_source){.ctx = o,
                                     .norms_shifted = inner->norms_shifted,
+                                    .mtp_norms_shifted = inner->mtp_norms_shifted,
+                                    .mtp_basis = inner->has_mtp && fold && fold->on,
                                     .tied = inner->tied && !(fold && fold->on),
                                     .matrix = matrix,
                                     .vector = vector};

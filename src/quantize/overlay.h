@@ -10,7 +10,8 @@
 #include "quantize/fold.h"
 
 struct esp_overlay {
-    struct esp_source source; /* what nets are loaded from; no close of its own */
+    struct esp_source source; /* what nets are loaded from; no close of its own. has_mtp is false: measuring
+                                 needs no drafts; set it where they are wanted */
     const struct esp_source *inner;
     const struct esp_fold *fold; /* NULL or off: none */
     const char *module;          /* one matrix of the text part to replace, or NULL */

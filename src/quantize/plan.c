@@ -15,7 +15,7 @@
 #include "base/limits.h"
 #include "base/mem.h"
 
-enum { TRELLIS_BLOCK = 256 };
+enum { TRELLIS_BLOCK = 256, SIGN_GROUP = 64 };
 
 static const char *const METHODS[ESP_METHOD_COUNT] = {"keep", "rtn", "gptq", "trellis"};
 
@@ -245,10 +245,50 @@ static void add_head(struct esp_plan_list *p, const struct esp_plan_input *in)
                      strcmp(in->names->prefix[ESP_PART_TEXT], "language_model.model.") == 0
                          ? "language_model."
                          : "");
+            r->made = true;
             p->makes_head = true;
             p->n++;
             return;
         }
+}
+
+/* What a folded model's MTP layer needs to leave its basis and come back. Signs are exact in two bits. */
+static esp_status add_made(struct esp_plan_list *p, const struct esp_plan_input *in, esp_error *err)
+{
+    const uint32_t h = in->fold->hidden;
+
+    if (!in->fold->on || !in->names->set[ESP_PART_MTP])
+        return ESP_OK;
+    p->made = esp_alloc_array(ESP_FOLD_MADE_COUNT, sizeof *p->made);
+    if (!p->made)
+        return esp_fail(err, ESP_ENOMEM, "plan: out of memory");
+    for (int m = 0; m < ESP_FOLD_MADE_COUNT; m++) {
+        const bool matrix = m != ESP_FOLD_PLAIN_NORM;
+        const char *prefix = in->names->prefix[ESP_PART_MTP];
+        struct esp_plan_row *r = &p->rows[p->n++];
+
+        *r = (struct esp_plan_row){.t = &p->made[m],
+                                   .part = ESP_PART_MTP,
+                                   .matrix = matrix,
+                                   .layer = UINT32_MAX,
+                                   .n_out = matrix ? h : 1,
+                                   .n_in = matrix ? h : 0,
+                                   .made = true,
+                                   .made_as = (enum esp_fold_made)m,
+                                   .loss = -1};
+        snprintf(r->name, sizeof r->name, "%s.weight", esp_fold_made_name(r->made_as));
+        snprintf(r->stored, sizeof r->stored, "%s%s", prefix && *prefix ? prefix : "mtp.", r->name);
+        p->made[m] = (struct esp_st_tensor){.name = r->stored,
+                                            .dtype = ESP_DTYPE_F32,
+                                            .n_dim = matrix ? 2 : 1,
+                                            .shape = {h, matrix ? h : 0},
+                                            .bytes = (size_t)h * (matrix ? h : 1) * sizeof(float)};
+        r->choice =
+            (struct esp_choice){.method = ESP_METHOD_KEEP, .dtype = matrix ? ESP_DTYPE_BF16 : ESP_DTYPE_F32};
+        if (matrix && h % SIGN_GROUP == 0)
+            r->choice = (struct esp_choice){.method = ESP_METHOD_RTN, .bits = 2, .group = SIGN_GROUP};
+    }
+    return ESP_OK;
 }
 
 /* ---- choices ---- */
@@ -398,6 +438,9 @@ static void settle(struct esp_plan_list *p, const struct esp_plan_input *in)
     for (uint32_t i = 0; i < p->n; i++) {
         struct esp_plan_row *r = &p->rows[i];
 
+        if (in->fold->on && r->part == ESP_PART_MTP && strcmp(r->name, "norm.weight") == 0 &&
+            r->t->dtype != ESP_DTYPE_F32)
+            r->choice.dtype = ESP_DTYPE_F32; /* a quotient of two gains: 16 bits would round it */
         if (!esp_choice_fits(&r->choice, r->name, r->n_out, r->n_in)) {
             r->why = r->choice.method == ESP_METHOD_TRELLIS ? "size is no multiple of 256"
                                                             : "size is no multiple of the group";
@@ -408,12 +451,20 @@ static void settle(struct esp_plan_list *p, const struct esp_plan_input *in)
     }
 }
 
+void esp_plan_free(struct esp_plan_list *p)
+{
+    esp_free(p->rows);
+    esp_free(p->made);
+    memset(p, 0, sizeof *p);
+}
+
 esp_status esp_plan_make(struct esp_plan_list *out, const struct esp_plan_input *in, esp_error *err)
 {
     struct esp_plan_list p = {0};
     esp_status s = ESP_OK;
 
-    p.rows = esp_alloc_array((size_t)in->ck->main.n_tensor + in->ck->side.n_tensor + 1, sizeof *p.rows);
+    p.rows = esp_alloc_array((size_t)in->ck->main.n_tensor + in->ck->side.n_tensor + 1 + ESP_FOLD_MADE_COUNT,
+                             sizeof *p.rows);
     if (!p.rows)
         return esp_fail(err, ESP_ENOMEM, "plan: out of memory");
     ESP_TRY(add_set(&p, in, &in->ck->main));
@@ -426,19 +477,15 @@ esp_status esp_plan_make(struct esp_plan_list *out, const struct esp_plan_input 
         s = apply_recipe(&p, in, err);
     for (size_t i = 0; s == ESP_OK && i < in->opts->n_keep; i++)
         s = apply_keep(&p, in->opts->keep[i], err);
+    if (s == ESP_OK)
+        s = add_made(&p, in, err);
     if (s != ESP_OK) {
-        esp_free(p.rows);
+        esp_plan_free(&p);
         return s;
     }
     settle(&p, in);
     *out = p;
     return ESP_OK;
-}
-
-void esp_plan_free(struct esp_plan_list *p)
-{
-    esp_free(p->rows);
-    memset(p, 0, sizeof *p);
 }
 
 static json_t *recipe_entry(const struct esp_plan_row *r)
@@ -476,6 +523,8 @@ json_t *esp_plan_recipe(const struct esp_plan_list *p, bool folded, uint64_t see
 
         if (!r->layer_matrix && r->choice.method == ESP_METHOD_KEEP && r->choice.dtype == ESP_DTYPE_NONE)
             continue;
+        if (r->made && r->part == ESP_PART_MTP)
+            continue; /* follows from the fold */
         module_of(module, r->stored);
         if (json_object_set_new(tensors, module, recipe_entry(r)) != 0) {
             json_decref(top);

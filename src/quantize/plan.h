@@ -38,7 +38,8 @@ struct esp_choice {
 };
 
 struct esp_plan_row {
-    const struct esp_st_tensor *t; /* the head of a tied model under a fold: the embedding */
+    const struct esp_st_tensor *t; /* the head of a tied model under a fold: the embedding. Made for the MTP
+                                      layer: a shape without data */
     enum esp_part part;            /* ESP_PART_COUNT: none of ours */
     char name[160];                /* inside the part: "layers.3.mlp.up_proj.weight" */
     char stored[256];              /* in the output */
@@ -48,16 +49,19 @@ struct esp_plan_row {
     enum esp_site site;
     uint32_t n_out, n_in;
     struct esp_choice choice;
-    bool fixed;      /* named by the recipe: not for the allocation of bits */
-    const char *why; /* static text, for kept layer matrices */
-    bool computed;   /* its bytes are not the source's */
-    double loss;     /* relative; < 0: not measured */
+    bool made;                  /* the source has no such tensor */
+    enum esp_fold_made made_as; /* of the MTP part */
+    bool fixed;                 /* named by the recipe: not for the allocation of bits */
+    const char *why;            /* static text, for kept layer matrices */
+    bool computed;              /* its bytes are not the source's */
+    double loss;                /* relative; < 0: not measured */
 };
 
 struct esp_plan_list {
     struct esp_plan_row *rows;
     uint32_t n;
-    bool makes_head; /* the last row is a head that the source shares with the embedding */
+    bool makes_head;            /* one row is a head that the source shares with the embedding */
+    struct esp_st_tensor *made; /* of rows that the fold makes for the MTP layer */
 };
 
 struct esp_plan_input {

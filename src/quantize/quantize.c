@@ -15,6 +15,7 @@
 #include "base/map.h"
 #include "base/mem.h"
 #include "base/pool.h"
+#include "quantize/blas.h"
 #include "quantize/compare.h"
 #include "quantize/files.h"
 #include "quantize/job.h"
@@ -74,6 +75,10 @@ static esp_status read_opts(struct esp_quant_job *j, esp_error *err)
     j->group = o->group ? o->group : 64;
     j->seed = o->seed ? o->seed : 1;
     ESP_TRY(parse_scale(&j->scale, o->scale, err));
+    if (o->feedback_group > 256 || (o->feedback_group & (o->feedback_group - 1)))
+        return esp_fail(err, ESP_EINVAL,
+                        "feedback in groups of %u inputs; powers of two up to 256 are possible",
+                        o->feedback_group);
     return check_bits(j, err);
 }
 
@@ -99,7 +104,7 @@ static esp_status check_finite(struct esp_quant_job *j, esp_error *err)
         float *x;
         esp_status s;
 
-        if (!esp_dtype_is_weight_float(r->t->dtype))
+        if (r->made || !esp_dtype_is_weight_float(r->t->dtype))
             continue;
         ESP_TRY(esp_progress_tell(&j->progress, "checking", r->stored, i, j->plan.n, err));
         j->fold.on = false;
@@ -154,9 +159,11 @@ static json_t *identity(const struct esp_quant_job *j)
     char hash[40], text[40];
     json_t *keep = json_array(), *recipe = esp_plan_recipe(&j->plan, j->fold.on, j->seed);
 
-    for (uint32_t i = 0; i + j->plan.makes_head < j->plan.n; i++) {
+    for (uint32_t i = 0; i < j->plan.n; i++) {
         const struct esp_plan_row *r = &j->plan.rows[i];
 
+        if (r->made)
+            continue;
         source = esp_hash(r->t->name, strlen(r->t->name), source);
         source = esp_hash(r->t->data, r->t->bytes, source);
     }
@@ -165,11 +172,12 @@ static json_t *identity(const struct esp_quant_job *j)
              t->n ? esp_hash(t->ids, t->start[t->n] * sizeof *t->ids, t->n) : 0);
     for (size_t i = 0; i < o->n_keep; i++)
         json_array_append_new(keep, json_string(o->keep[i]));
-    return json_pack("{s:s,s:s,s:s,s:I,s:f,s:I,s:I,s:b,s:b,s:b,s:i,s:o,s:o}", "source", hash, "text", text,
-                     "method", esp_method_name(j->method), "bits", (json_int_t)j->bits, "target_bpw",
+    return json_pack("{s:s,s:s,s:s,s:I,s:f,s:I,s:I,s:b,s:b,s:b,s:i,s:i,s:o,s:o}", "source", hash, "text",
+                     text, "method", esp_method_name(j->method), "bits", (json_int_t)j->bits, "target_bpw",
                      o->target_bpw, "group", (json_int_t)j->group, "seed", (json_int_t)j->seed, "fold",
                      (int)j->fold.on, "act_order", (int)o->act_order, "no_feedback", (int)o->no_feedback,
-                     "scale", (int)j->scale, "keep", keep, "plan", recipe);
+                     "feedback_group", (int)o->feedback_group, "scale", (int)j->scale, "keep", keep, "plan",
+                     recipe);
 }
 
 static esp_status compare_identity(const struct esp_quant_job *j, const char *path, const json_t *mine,
@@ -343,13 +351,14 @@ static void report_rows(const struct esp_quant_job *j, esp_quantize_report *rep,
     for (uint32_t i = 0; i < j->plan.n; i++) {
         const struct esp_plan_row *r = &j->plan.rows[i];
         const uint64_t bytes = esp_plan_row_bytes(r), n = esp_st_elements(r->t);
-        const bool made = j->plan.makes_head && i + 1 == j->plan.n;
 
         rep->bytes += bytes;
-        rep->source_bytes += made ? 0 : r->t->bytes;
-        weights += made ? 0 : n;
-        if (made)
+        if (r->made && r->part == ESP_PART_HEAD)
             rep->untied_bytes = bytes;
+        if (r->made)
+            continue;
+        rep->source_bytes += r->t->bytes;
+        weights += n;
         if (r->choice.method != ESP_METHOD_KEEP) {
             rep->n_quantized++;
             rep->quantized_weights += n;
@@ -373,6 +382,18 @@ static void report_rows(const struct esp_quant_job *j, esp_quantize_report *rep,
     rep->folded = j->fold.on;
 }
 
+/* Say now rather than after the calibration that a library is missing. */
+static esp_status check_blas(const struct esp_quant_job *j, esp_error *err)
+{
+    struct esp_blas b;
+
+    if (!needs_text(j))
+        return ESP_OK;
+    ESP_TRY(esp_blas_open(&b, err));
+    esp_blas_close(&b);
+    return ESP_OK;
+}
+
 static esp_status run(struct esp_quant_job *j, esp_error *err)
 {
     const esp_quantize_opts *o = j->opts;
@@ -383,6 +404,7 @@ static esp_status run(struct esp_quant_job *j, esp_error *err)
         return esp_fail(err, ESP_ESTATE, "%s exists; choose another name or remove it", j->output);
     ESP_TRY(open_source(j, err));
     ESP_TRY(make_plan(j, err));
+    ESP_TRY(check_blas(j, err));
     if (needs_text(j) || !o->no_eval)
         ESP_TRY(esp_calibration_read(&j->measure, &j->held_out, j->model, o->calib, tokens, err));
     ESP_TRY(check_finite(j, err));

@@ -9,6 +9,7 @@
 
 #include "base/mem.h"
 #include "base/pool.h"
+#include "engine/kv.h"
 
 enum { DEFAULT_PASS = 512 };
 
@@ -31,8 +32,9 @@ esp_status esp_runner_open(struct esp_runner *r, struct esp_net *net, const stru
         esp_runner_close(r);
         return esp_fail(err, ESP_ENOMEM, "runner: out of memory");
     }
-    net->layout.kv = ESP_KV_F32;
-    s = esp_layout_finish(&net->layout, err);
+    s = esp_kv_choose(&net->layout, &net->config, o->kv ? o->kv : "f32", err);
+    if (s == ESP_OK)
+        s = esp_layout_finish(&net->layout, err);
     if (s == ESP_OK)
         s = esp_cpu_open(&r->dev, o->level, o->threads ? o->threads : esp_core_count(), err);
     if (s == ESP_OK)

@@ -27,6 +27,7 @@ struct esp_runner_opts {
     uint32_t context; /* longest list of tokens */
     uint32_t max_tok; /* tokens of a pass; 0: 512 */
     bool act_auto;    /* activations as the engine has them by default */
+    const char *kv;   /* cached keys and values; NULL: f32 */
 };
 
 esp_status esp_runner_open(struct esp_runner *r, struct esp_net *net, const struct esp_runner_opts *o,

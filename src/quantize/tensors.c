@@ -66,11 +66,11 @@ void esp_job_drop_statistics(struct esp_quant_job *j)
     esp_free(j->h);
     esp_free(j->order);
     esp_ldlq_destroy(j->ldlq);
-    esp_ldlq_destroy(j->ldlq_block);
+    esp_ldlq_destroy(j->ldlq_group);
     esp_ldlq_destroy(j->ldlq_order);
     j->h = NULL;
     j->order = NULL;
-    j->ldlq = j->ldlq_block = j->ldlq_order = NULL;
+    j->ldlq = j->ldlq_group = j->ldlq_order = NULL;
 }
 
 static esp_status into_basis(struct esp_quant_job *j, const struct esp_plan_row *r, esp_error *err)
@@ -114,16 +114,29 @@ esp_status esp_job_statistics(struct esp_quant_job *j, const struct esp_plan_row
     return s;
 }
 
-/* The factor over inputs in natural order, with feedback in groups of 1 or of a trellis block. */
+/* The factor over inputs in natural order. */
 static esp_status factor(struct esp_quant_job *j, uint32_t group, const struct esp_ldlq **out, esp_error *err)
 {
     const struct esp_ldlq_opts o = {.group = group, .damping = DAMPING, .pool = j->pool};
-    struct esp_ldlq **have = group == 1 ? &j->ldlq : &j->ldlq_block;
+    struct esp_ldlq **have = group == 1 ? &j->ldlq : &j->ldlq_group;
 
+    if (*have && (*have)->group != group) { /* one site may have matrices along both axes */
+        esp_ldlq_destroy(*have);
+        *have = NULL;
+    }
     if (!*have)
         ESP_TRY(esp_ldlq_create(have, j->h, j->h_n, &o, err));
     *out = *have;
     return ESP_OK;
+}
+
+static uint32_t feedback_group(const struct esp_quant_job *j, uint32_t axis)
+{
+    const uint32_t asked = j->opts->feedback_group, least = axis ? ESP_TRELLIS_GROUP_AXIS1_MIN : 1;
+
+    if (!asked)
+        return axis ? ESP_TRELLIS_GROUP_AXIS1 : ESP_TRELLIS_GROUP_AXIS0;
+    return asked < least ? least : asked;
 }
 
 /* The factor over inputs by activity. */
@@ -205,7 +218,7 @@ static esp_status code_trellis(struct esp_quant_job *j, const struct esp_choice 
 
     if (!j->encoder)
         ESP_TRY(esp_encoder_create(&j->encoder, j->pool, j->model->level, err));
-    ESP_TRY(factor(j, c->axis ? 256 : 1, &t.ldlq, err));
+    ESP_TRY(factor(j, feedback_group(j, c->axis), &t.ldlq, err));
     t.opts = (struct esp_trellis_opts){.k = c->bits,
                                        .axis = c->axis,
                                        .scale = j->scale,
@@ -256,6 +269,42 @@ static esp_status cast(const struct esp_plan_row *r, const float *x, struct esp_
     return ESP_OK;
 }
 
+/* Signs as affine codes: 1 is code 1, -1 is code 0 of scale 2 and bias -1. */
+static esp_status code_signs(const struct esp_plan_row *r, const float *x, struct esp_coded *out,
+                             esp_error *err)
+{
+    static const uint16_t two = 0x4000, minus_one = 0xbf80; /* bf16 */
+    const size_t n = (size_t)r->n_out * r->n_in, codes = n / 4, scales = n / r->choice.group;
+
+    out->bytes = codes + 4 * scales;
+    out->data = esp_alloc(out->bytes);
+    if (!out->data)
+        return esp_fail(err, ESP_ENOMEM, "tensor %s: no memory for %zu bytes", r->t->name, out->bytes);
+    for (size_t i = 0; i < n; i++)
+        out->data[i / 4] |= (uint8_t)((x[i] > 0) << (i % 4 * 2));
+    for (size_t i = 0; i < scales; i++) {
+        memcpy(out->data + codes + 2 * i, &two, 2);
+        memcpy(out->data + codes + 2 * (scales + i), &minus_one, 2);
+    }
+    return ESP_OK;
+}
+
+/* A tensor that the fold makes for the MTP layer. */
+static esp_status make_row(struct esp_quant_job *j, const struct esp_plan_row *r, struct esp_coded *out,
+                           esp_error *err)
+{
+    float *x = esp_alloc_array((size_t)esp_st_elements(r->t), sizeof *x);
+    esp_status s;
+
+    memset(out, 0, sizeof *out);
+    if (!x)
+        return esp_fail(err, ESP_ENOMEM, "tensor %s: out of memory", r->t->name);
+    esp_fold_make(&j->fold, r->made_as, x);
+    s = r->choice.method == ESP_METHOD_KEEP ? cast(r, x, out, err) : code_signs(r, x, out, err);
+    esp_free(x);
+    return s;
+}
+
 /* ---- the journal ---- */
 
 static esp_status keep_part(const struct esp_quant_job *j, uint32_t row, const struct esp_coded *c,
@@ -297,9 +346,16 @@ static esp_status compute_row(struct esp_quant_job *j, uint32_t row, esp_error *
 {
     struct esp_plan_row *r = &j->plan.rows[row];
     struct esp_coded c = {0};
-    float *x;
+    float *x = NULL;
     esp_status s;
 
+    if (r->made && r->part == ESP_PART_MTP) {
+        s = make_row(j, r, &c, err);
+        if (s == ESP_OK)
+            s = keep_part(j, row, &c, err);
+        esp_free(c.data);
+        return s;
+    }
     ESP_TRY(esp_job_values(j, r, &x, err));
     if (r->choice.method == ESP_METHOD_KEEP) {
         s = cast(r, x, &c, err);

@@ -16,6 +16,8 @@ struct esp_state_pools {
     uint32_t *free_pages, *free_slots; /* stacks */
     uint32_t n_free_page, n_free_slot;
     uint8_t *journal_used;
+    uint32_t lookback; /* positions before a pass whose keys and values it may write as well: 1 where a draft
+                          layer's row waits for the token behind it, else 0 */
 };
 
 struct esp_pool_sizes {

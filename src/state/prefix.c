@@ -5,64 +5,26 @@
  *
  * SPDX-License-Identifier: MIT
  */
-#include "state/prefix.h"
+#include "state/prefix_parts.h"
 
 #include <string.h>
 
 #include "base/mem.h"
 
-struct node {
-    struct node *parent, *child, *next; /* first child, next sibling; roots are siblings */
-    struct node *before, *after;        /* list of all nodes */
-    uint64_t ns;
-    uint64_t used;   /* tick of the last lookup or insertion that went through here */
-    int32_t *tokens; /* [len]; a root has none */
-    uint32_t start, len;
-    uint32_t *pages; /* those that positions [start, start + len) touch */
-    uint32_t n_page;
-    bool has_checkpoint, saved;
-    uint32_t base, slot;
-};
-
-struct esp_prefix {
-    struct esp_state_pools *pools;
-    struct esp_prefix_opts o;
-    struct node *roots, *all;
-    uint64_t tick, n_evicted;
-    uint32_t n_checkpoint;
-    int32_t *tokens; /* scratch of a path: [max_positions] */
-    uint32_t *pages;
-    struct esp_prefix_checkpoint *checkpoints;
-    uint32_t cap_checkpoint;
-};
-
-static uint32_t end_of(const struct node *n)
-{
-    return n->start + n->len;
-}
-
-/* First page and number of pages of positions [start, end). */
-static uint32_t page_span(const struct esp_prefix *p, uint32_t start, uint32_t end, uint32_t *first)
-{
-    *first = start / ESP_SPAN;
-    if (!p->pools->mem.layout.n_attn || end == start)
-        return 0;
-    return (end - 1) / ESP_SPAN + 1 - *first;
-}
-
 /* ---- nodes ---- */
 
 /* A node with room for its arrays, not linked yet; its tokens are copied. NULL without memory. */
-static struct node *make_node(const struct esp_prefix *p, uint32_t start, uint32_t len, const int32_t *tokens)
+static struct esp_prefix_node *make_node(const struct esp_prefix *p, uint32_t start, uint32_t len,
+                                         const int32_t *tokens)
 {
-    struct node *n = esp_alloc(sizeof *n);
+    struct esp_prefix_node *n = esp_alloc(sizeof *n);
     uint32_t first;
 
     if (!n)
         return NULL;
     n->start = start;
     n->len = len;
-    n->n_page = page_span(p, start, start + len, &first);
+    n->n_page = esp_prefix_pages(p, start, start + len, &first);
     n->slot = ESP_NO_SLOT;
     n->tokens = esp_alloc_array(len, sizeof *n->tokens);
     n->pages = esp_alloc_array(n->n_page, sizeof *n->pages);
@@ -77,7 +39,7 @@ static struct node *make_node(const struct esp_prefix *p, uint32_t start, uint32
     return n;
 }
 
-static void free_node(struct esp_prefix *p, struct node *n)
+static void free_node(struct esp_prefix *p, struct esp_prefix_node *n)
 {
     for (uint32_t i = 0; i < n->n_page; i++)
         esp_page_release(p->pools, n->pages[i]);
@@ -91,18 +53,18 @@ static void free_node(struct esp_prefix *p, struct node *n)
     esp_free(n);
 }
 
-static struct node *find_root(const struct esp_prefix *p, uint64_t ns)
+static struct esp_prefix_node *find_root(const struct esp_prefix *p, uint64_t ns)
 {
-    struct node *n = p->roots;
+    struct esp_prefix_node *n = p->roots;
 
     while (n && n->ns != ns)
         n = n->next;
     return n;
 }
 
-static struct node *find_child(const struct node *n, int32_t token)
+static struct esp_prefix_node *find_child(const struct esp_prefix_node *n, int32_t token)
 {
-    struct node *c = n->child;
+    struct esp_prefix_node *c = n->child;
 
     while (c && c->tokens[0] != token)
         c = c->next;
@@ -120,15 +82,15 @@ static uint32_t common(const int32_t *a, const int32_t *b, uint32_t n)
 
 /* ---- removal ---- */
 
-static bool only_child(const struct node *n)
+static bool only_child(const struct esp_prefix_node *n)
 {
     return n->child && !n->child->next;
 }
 
 /* Put n, whose arrays and start may have changed, where `old` was among its siblings. */
-static void take_place(struct esp_prefix *p, struct node *n, const struct node *old)
+static void take_place(struct esp_prefix *p, struct esp_prefix_node *n, const struct esp_prefix_node *old)
 {
-    struct node **at = old->parent ? &old->parent->child : &p->roots;
+    struct esp_prefix_node **at = old->parent ? &old->parent->child : &p->roots;
 
     while (*at != old)
         at = &(*at)->next;
@@ -137,7 +99,7 @@ static void take_place(struct esp_prefix *p, struct node *n, const struct node *
     *at = n;
 }
 
-static void leave_list(struct esp_prefix *p, const struct node *n)
+static void leave_list(struct esp_prefix *p, const struct esp_prefix_node *n)
 {
     if (n->before)
         n->before->after = n->after;
@@ -147,7 +109,7 @@ static void leave_list(struct esp_prefix *p, const struct node *n)
         n->after->before = n->before;
 }
 
-static void enter_list(struct esp_prefix *p, struct node *n)
+static void enter_list(struct esp_prefix *p, struct esp_prefix_node *n)
 {
     n->before = NULL;
     n->after = p->all;
@@ -156,9 +118,9 @@ static void enter_list(struct esp_prefix *p, struct node *n)
     p->all = n;
 }
 
-static void remove_node(struct esp_prefix *p, struct node *n)
+static void remove_node(struct esp_prefix *p, struct esp_prefix_node *n)
 {
-    struct node **at = n->parent ? &n->parent->child : &p->roots;
+    struct esp_prefix_node **at = n->parent ? &n->parent->child : &p->roots;
 
     while (*at != n)
         at = &(*at)->next;
@@ -168,9 +130,9 @@ static void remove_node(struct esp_prefix *p, struct node *n)
 }
 
 /* Join n, which has no checkpoint and one child, into that child. Without memory the tree stays as it is. */
-static void merge(struct esp_prefix *p, struct node *n)
+static void merge(struct esp_prefix *p, struct esp_prefix_node *n)
 {
-    struct node *c = n->child;
+    struct esp_prefix_node *c = n->child;
     uint32_t own =
         n->n_page ? c->start / ESP_SPAN - n->start / ESP_SPAN : 0; /* pages that c has no part of */
     int32_t *tokens = esp_alloc_array(n->len + c->len, sizeof *tokens);
@@ -200,10 +162,10 @@ static void merge(struct esp_prefix *p, struct node *n)
 }
 
 /* Keep the promises of the file's head after n lost a checkpoint or a child. */
-static void tidy(struct esp_prefix *p, struct node *n)
+static void tidy(struct esp_prefix *p, struct esp_prefix_node *n)
 {
     while (n && !n->child && !n->has_checkpoint) {
-        struct node *up = n->parent;
+        struct esp_prefix_node *up = n->parent;
 
         remove_node(p, n);
         n = up;
@@ -212,7 +174,7 @@ static void tidy(struct esp_prefix *p, struct node *n)
         merge(p, n);
 }
 
-static void drop_checkpoint(struct esp_prefix *p, struct node *n)
+static void drop_checkpoint(struct esp_prefix *p, struct esp_prefix_node *n)
 {
     if (n->slot != ESP_NO_SLOT)
         esp_slot_release(p->pools, n->slot);
@@ -223,14 +185,15 @@ static void drop_checkpoint(struct esp_prefix *p, struct node *n)
 }
 
 /* The text from the root to n, in p's scratch. */
-static void build_path(const struct esp_prefix *p, const struct node *n, struct esp_prefix_path *out)
+static void build_path(const struct esp_prefix *p, const struct esp_prefix_node *n,
+                       struct esp_prefix_path *out)
 {
     uint32_t top = p->cap_checkpoint, covered;
 
     memset(out, 0, sizeof *out);
     out->ns = n->ns;
-    out->n = end_of(n);
-    out->n_page = covered = page_span(p, 0, out->n, &(uint32_t){0});
+    out->n = esp_prefix_end(n);
+    out->n_page = covered = esp_prefix_pages(p, 0, out->n, &(uint32_t){0});
     for (; n->parent; n = n->parent) {
         uint32_t first = n->start / ESP_SPAN;
 
@@ -240,7 +203,7 @@ static void build_path(const struct esp_prefix *p, const struct node *n, struct 
         covered = n->n_page && first < covered ? first : covered;
         if (n->has_checkpoint)
             p->checkpoints[--top] =
-                (struct esp_prefix_checkpoint){.n = end_of(n), .base = n->base, .slot = n->slot};
+                (struct esp_prefix_checkpoint){.n = esp_prefix_end(n), .base = n->base, .slot = n->slot};
     }
     out->tokens = p->tokens;
     out->pages = p->pages;
@@ -249,19 +212,19 @@ static void build_path(const struct esp_prefix *p, const struct node *n, struct 
 }
 
 /* Whether a lookup that would have ended at n loses little: no branch, and a checkpoint close below. */
-static bool redundant(const struct esp_prefix *p, const struct node *n)
+static bool redundant(const struct esp_prefix *p, const struct esp_prefix_node *n)
 {
-    const struct node *c = n;
+    const struct esp_prefix_node *c = n;
 
     if (!n->has_checkpoint || !only_child(n))
         return false;
     do
         c = c->child;
     while (!c->has_checkpoint && only_child(c));
-    return c->has_checkpoint && end_of(c) - end_of(n) <= p->o.spacing;
+    return c->has_checkpoint && esp_prefix_end(c) - esp_prefix_end(n) <= p->o.spacing;
 }
 
-static bool frees(const struct esp_prefix *p, const struct node *n, enum esp_prefix_want what)
+static bool frees(const struct esp_prefix *p, const struct esp_prefix_node *n, enum esp_prefix_want what)
 {
     if (what == ESP_PREFIX_SLOT)
         return n->slot != ESP_NO_SLOT && p->pools->slot_refs[n->slot] == 1;
@@ -273,10 +236,10 @@ static bool frees(const struct esp_prefix *p, const struct node *n, enum esp_pre
 
 bool esp_prefix_evict(struct esp_prefix *p, enum esp_prefix_want what)
 {
-    struct node *victim = NULL;
+    struct esp_prefix_node *victim = NULL;
     int best = 4;
 
-    for (struct node *n = p->all; n; n = n->after) {
+    for (struct esp_prefix_node *n = p->all; n; n = n->after) {
         bool spare = what == ESP_PREFIX_SLOT && redundant(p, n);
         int rank;
 
@@ -304,8 +267,8 @@ bool esp_prefix_evict(struct esp_prefix *p, enum esp_prefix_want what)
 /* ---- lookup ---- */
 
 struct walk {
-    struct node *node; /* deepest whose edge matched whole; NULL: the namespace is empty */
-    struct node *best; /* deepest of those with a checkpoint at or before the limit */
+    struct esp_prefix_node *node; /* deepest whose edge matched whole; NULL: the namespace is empty */
+    struct esp_prefix_node *best; /* deepest of those with a checkpoint at or before the limit */
     uint32_t match;
 };
 
@@ -315,7 +278,7 @@ static struct walk descend(const struct esp_prefix *p, uint64_t ns, const int32_
     struct walk w = {.node = find_root(p, ns)};
 
     while (w.node && w.match < n) {
-        struct node *c = find_child(w.node, tokens[w.match]);
+        struct esp_prefix_node *c = find_child(w.node, tokens[w.match]);
         uint32_t left = n - w.match, m;
 
         if (!c)
@@ -331,7 +294,7 @@ static struct walk descend(const struct esp_prefix *p, uint64_t ns, const int32_
     return w;
 }
 
-static void touch(struct esp_prefix *p, struct node *n)
+static void touch(struct esp_prefix *p, struct esp_prefix_node *n)
 {
     p->tick++;
     for (; n; n = n->parent)
@@ -343,7 +306,7 @@ struct esp_prefix_hit esp_prefix_find(const struct esp_prefix *p, uint64_t ns, c
 {
     struct walk w = descend(p, ns, tokens, n, limit);
 
-    return (struct esp_prefix_hit){.match = w.match, .n = w.best ? end_of(w.best) : 0};
+    return (struct esp_prefix_hit){.match = w.match, .n = w.best ? esp_prefix_end(w.best) : 0};
 }
 
 esp_status esp_prefix_lend(struct esp_prefix *p, uint64_t ns, const int32_t *tokens, uint32_t limit,
@@ -367,9 +330,9 @@ esp_status esp_prefix_lend(struct esp_prefix *p, uint64_t ns, const int32_t *tok
 /* ---- insertion ---- */
 
 /* Cut n after m tokens: a new node above it takes the first part. NULL without memory. */
-static struct node *split(struct esp_prefix *p, struct node *n, uint32_t m)
+static struct esp_prefix_node *split(struct esp_prefix *p, struct esp_prefix_node *n, uint32_t m)
 {
-    struct node *up = make_node(p, n->start, m, n->tokens);
+    struct esp_prefix_node *up = make_node(p, n->start, m, n->tokens);
     uint32_t gone = (n->start + m) / ESP_SPAN - n->start / ESP_SPAN; /* pages that only the upper part has */
 
     if (!up)
@@ -398,11 +361,11 @@ static struct node *split(struct esp_prefix *p, struct node *n, uint32_t m)
 
 /* A page that ends with n's edge half full: the new state's version holds more and the same, so one will do.
  */
-static void refresh_last_page(struct esp_prefix *p, struct node *n, const struct esp_state_view *v)
+static void refresh_last_page(struct esp_prefix *p, struct esp_prefix_node *n, const struct esp_state_view *v)
 {
-    uint32_t at = end_of(n) / ESP_SPAN, *mine;
+    uint32_t at = esp_prefix_end(n) / ESP_SPAN, *mine;
 
-    if (n->n_page == 0 || end_of(n) % ESP_SPAN == 0)
+    if (n->n_page == 0 || esp_prefix_end(n) % ESP_SPAN == 0)
         return;
     mine = &n->pages[n->n_page - 1];
     if (*mine == v->pages[at])
@@ -412,9 +375,9 @@ static void refresh_last_page(struct esp_prefix *p, struct node *n, const struct
     *mine = v->pages[at];
 }
 
-static struct node *add_root(struct esp_prefix *p, uint64_t ns)
+static struct esp_prefix_node *add_root(struct esp_prefix *p, uint64_t ns)
 {
-    struct node *n = make_node(p, 0, 0, NULL);
+    struct esp_prefix_node *n = make_node(p, 0, 0, NULL);
 
     if (!n)
         return NULL;
@@ -425,10 +388,10 @@ static struct node *add_root(struct esp_prefix *p, uint64_t ns)
     return n;
 }
 
-static struct node *add_leaf(struct esp_prefix *p, struct node *parent, uint32_t start, const int32_t *tokens,
-                             const struct esp_state_view *v)
+static struct esp_prefix_node *add_leaf(struct esp_prefix *p, struct esp_prefix_node *parent, uint32_t start,
+                                        const int32_t *tokens, const struct esp_state_view *v)
 {
-    struct node *n = make_node(p, start, v->n - start, tokens + start);
+    struct esp_prefix_node *n = make_node(p, start, v->n - start, tokens + start);
 
     if (!n)
         return NULL;
@@ -445,20 +408,20 @@ static struct node *add_leaf(struct esp_prefix *p, struct node *parent, uint32_t
 }
 
 /* The node that ends at v->n, made when there is none. NULL without memory. */
-static struct node *place(struct esp_prefix *p, uint64_t ns, const int32_t *tokens,
-                          const struct esp_state_view *v)
+static struct esp_prefix_node *place(struct esp_prefix *p, uint64_t ns, const int32_t *tokens,
+                                     const struct esp_state_view *v)
 {
-    struct node *n = find_root(p, ns);
+    struct esp_prefix_node *n = find_root(p, ns);
     uint32_t at = 0;
 
     if (!n)
         n = add_root(p, ns);
     while (n && at < v->n) {
-        struct node *c = find_child(n, tokens[at]);
+        struct esp_prefix_node *c = find_child(n, tokens[at]);
         uint32_t m;
 
         if (!c) {
-            struct node *leaf = add_leaf(p, n, at, tokens, v);
+            struct esp_prefix_node *leaf = add_leaf(p, n, at, tokens, v);
 
             if (!leaf)
                 tidy(p, n); /* a fresh root, or the upper half of a split */
@@ -477,21 +440,21 @@ static struct node *place(struct esp_prefix *p, uint64_t ns, const int32_t *toke
 }
 
 /* Drop the checkpoint between the closest neighbours until the path to leaf n keeps to its maximum. */
-static void thin(struct esp_prefix *p, struct node *n)
+static void thin(struct esp_prefix *p, struct esp_prefix_node *n)
 {
     for (;;) {
-        struct node *victim = NULL;
+        struct esp_prefix_node *victim = NULL;
         uint32_t count = 0, best = UINT32_MAX, below = 0;
 
-        for (struct node *a = n, *prev = NULL; a->parent; a = a->parent) {
+        for (struct esp_prefix_node *a = n, *prev = NULL; a->parent; a = a->parent) {
             if (!a->has_checkpoint)
                 continue;
             count++;
-            if (prev && below - end_of(a) < best && only_child(prev) && prev != n) {
-                best = below - end_of(a);
+            if (prev && below - esp_prefix_end(a) < best && only_child(prev) && prev != n) {
+                best = below - esp_prefix_end(a);
                 victim = prev;
             }
-            below = prev ? end_of(prev) : end_of(a);
+            below = prev ? esp_prefix_end(prev) : esp_prefix_end(a);
             prev = a;
         }
         if (count <= p->o.per_path || !victim)
@@ -505,14 +468,14 @@ esp_status esp_prefix_insert(struct esp_prefix *p, uint64_t ns, const int32_t *t
                              const struct esp_state_view *v, esp_error *err)
 {
     struct walk w;
-    struct node *n;
+    struct esp_prefix_node *n;
 
     if (v->n == 0 || v->n > p->o.max_positions)
         return esp_fail(err, ESP_EINVAL, "a cached text of %u tokens; 1 to %u are possible", v->n,
                         p->o.max_positions);
     w = descend(p, ns, tokens, v->n, v->n);
     touch(p, w.node);
-    if (!(w.best && end_of(w.best) == v->n))
+    if (!(w.best && esp_prefix_end(w.best) == v->n))
         while (p->n_checkpoint >= p->o.max_checkpoints && esp_prefix_evict(p, ESP_PREFIX_SLOT))
             ;
     n = place(p, ns, tokens, v);
@@ -560,7 +523,7 @@ esp_status esp_prefix_create(struct esp_prefix **out, struct esp_state_pools *po
 
 void esp_prefix_destroy(struct esp_prefix *p)
 {
-    struct node *n, *after;
+    struct esp_prefix_node *n, *after;
 
     if (!p)
         return;
@@ -576,9 +539,9 @@ void esp_prefix_destroy(struct esp_prefix *p)
 
 bool esp_prefix_unsaved(struct esp_prefix *p, struct esp_prefix_path *out)
 {
-    const struct node *oldest = NULL;
+    const struct esp_prefix_node *oldest = NULL;
 
-    for (const struct node *n = p->all; n; n = n->after)
+    for (const struct esp_prefix_node *n = p->all; n; n = n->after)
         if (n->parent && !n->child && !n->saved && (!oldest || n->used < oldest->used))
             oldest = n;
     if (oldest)
@@ -590,13 +553,13 @@ void esp_prefix_set_saved(struct esp_prefix *p, uint64_t ns, const int32_t *toke
 {
     struct walk w = descend(p, ns, tokens, n, n);
 
-    if (w.node && end_of(w.node) == n)
+    if (w.node && esp_prefix_end(w.node) == n)
         w.node->saved = true;
 }
 
 void esp_prefix_each(struct esp_prefix *p, void (*fn)(void *user, const struct esp_prefix_path *), void *user)
 {
-    for (const struct node *n = p->all; n; n = n->after) {
+    for (const struct esp_prefix_node *n = p->all; n; n = n->after) {
         struct esp_prefix_path path;
 
         if (!n->parent || n->child)
@@ -604,58 +567,4 @@ void esp_prefix_each(struct esp_prefix *p, void (*fn)(void *user, const struct e
         build_path(p, n, &path);
         fn(user, &path);
     }
-}
-
-void esp_prefix_count(const struct esp_prefix *p, struct esp_prefix_counts *out)
-{
-    *out = (struct esp_prefix_counts){.checkpoints = p->n_checkpoint, .evictions = p->n_evicted};
-    for (const struct node *n = p->all; n; n = n->after) {
-        out->nodes++;
-        out->leaves += n->parent && !n->child;
-        out->tokens += n->len;
-    }
-}
-
-static const char *share_fault(const struct esp_prefix *p, const struct node *n)
-{
-    uint32_t first;
-
-    if (n->n_page != page_span(p, n->start, end_of(n), &first))
-        return "a node with the wrong number of pages";
-    for (uint32_t i = 0; i < n->n_page; i++)
-        if (p->pools->page_refs[n->pages[i]] == 0)
-            return "a free page in a node";
-    if (n->has_checkpoint && n->slot != ESP_NO_SLOT && p->pools->slot_refs[n->slot] == 0)
-        return "a free slot in a node";
-    return NULL;
-}
-
-static const char *node_fault(const struct esp_prefix *p, const struct node *n)
-{
-    if (!n->parent)
-        return n->child && end_of(n) == 0 ? NULL : "a root without children or with tokens";
-    if (n->len == 0 || n->start != end_of(n->parent) || n->ns != n->parent->ns)
-        return "a node that does not continue its parent";
-    if (!n->child && !n->has_checkpoint)
-        return "a leaf without checkpoint";
-    if (n->used > n->parent->used)
-        return "a node used later than its parent";
-    for (const struct node *c = n->next; c; c = c->next)
-        if (c->tokens[0] == n->tokens[0])
-            return "siblings that begin alike";
-    return share_fault(p, n);
-}
-
-bool esp_prefix_valid(const struct esp_prefix *p, const char **why)
-{
-    uint32_t n_checkpoint = 0;
-
-    *why = NULL;
-    for (const struct node *n = p->all; n && !*why; n = n->after) {
-        *why = node_fault(p, n);
-        n_checkpoint += n->has_checkpoint;
-    }
-    if (!*why && n_checkpoint != p->n_checkpoint)
-        *why = "a wrong count of checkpoints";
-    return *why == NULL;
 }

@@ -49,7 +49,7 @@ static size_t part_bytes(const struct placing *g, uint32_t part)
     if (part == 0)
         return (size_t)g->n_token * sizeof(int32_t);
     if (part <= g->l->n_attn)
-        return (size_t)g->l->n_kv_head * 2 * g->n * g->l->kv_row;
+        return (size_t)g->l->n_kv_head * g->n * (g->l->layers[part - 1].k_row + g->l->layers[part - 1].v_row);
     return g->l->slot_bytes;
 }
 
@@ -65,7 +65,7 @@ static uint32_t n_piece(const struct placing *g, uint32_t part)
         return 1;
     if (part <= g->l->n_attn)
         return g->l->n_kv_head * 2 * ((g->n + ESP_SPAN - 1) / ESP_SPAN);
-    return g->l->n_delta;
+    return g->l->n_delta + (g->l->slot_bytes > g->l->tail_off); /* layers, and what lies behind them */
 }
 
 struct piece {
@@ -79,22 +79,25 @@ static struct piece piece_at(const struct placing *g, uint32_t part, uint32_t i)
 {
     const struct esp_layout *l = g->l;
     uint32_t n_page = (g->n + ESP_SPAN - 1) / ESP_SPAN, plane;
+    size_t row;
     struct piece x = {.bytes = part_bytes(g, part)};
 
     if (part == 0)
         return x;
     if (part > l->n_attn) {
-        x.bytes = l->slot_layer;
+        x.bytes = i < l->n_delta ? l->slot_layer : l->slot_bytes - l->tail_off;
         x.off = x.memory = i * l->slot_layer;
         return x;
     }
     plane = i / n_page; /* head and K or V */
+    row = plane % 2 ? l->layers[part - 1].v_row : l->layers[part - 1].k_row;
     x.page = i % n_page;
     x.first = x.page * ESP_SPAN;
     x.n_rows = g->n - x.first < ESP_SPAN ? g->n - x.first : ESP_SPAN;
-    x.bytes = x.n_rows * l->kv_row;
-    x.off = ((size_t)plane * g->n + x.first) * l->kv_row;
-    x.memory = (part - 1) * l->page_layer + plane * l->kv_plane;
+    x.bytes = x.n_rows * row;
+    x.off = (size_t)(plane / 2) * g->n * (l->layers[part - 1].k_row + l->layers[part - 1].v_row) +
+            (plane % 2 ? (size_t)g->n * l->layers[part - 1].k_row : 0) + x.first * row;
+    x.memory = esp_layout_plane(l, part - 1, plane / 2, plane % 2);
     return x;
 }
 
@@ -510,7 +513,7 @@ static void fill_part(const struct esp_snapshot *f, struct esp_state_pools *p, u
 
         if (rows)
             memcpy(host + pages[x.page] * f->layout.page_bytes + x.memory, from + x.off,
-                   rows * f->layout.kv_row);
+                   rows * (x.bytes / x.n_rows));
     }
 }
 

@@ -138,10 +138,16 @@ static esp_status own_slot(struct esp_state *s, esp_error *err)
     return ESP_OK;
 }
 
-/* Own every page from position n on, and have pages up to n + n_tok. */
+/* First page that a pass may write. */
+static uint32_t first_page(const struct esp_state *s)
+{
+    return (s->n > s->pools->lookback ? s->n - s->pools->lookback : 0) / ESP_SPAN;
+}
+
+/* Own every page from first_page() on, and have pages up to n + n_tok. */
 static esp_status own_pages(struct esp_state *s, uint32_t n_tok, esp_error *err)
 {
-    uint32_t first = s->n / ESP_SPAN, want = pages_for(s, s->n + n_tok);
+    uint32_t first = first_page(s), want = pages_for(s, s->n + n_tok);
 
     for (uint32_t i = first; i < want && i < s->n_page; i++) {
         uint32_t fresh;
@@ -217,6 +223,17 @@ esp_status esp_state_begin(struct esp_state *s, uint32_t n_tok, enum esp_pass pa
                                   .journal = s->journal};
     out->slot_next = s->slot_next == ESP_NO_SLOT ? out->slot : s->slot_next;
     return ESP_OK;
+}
+
+void esp_state_shorten(struct esp_state *s, uint32_t n_tok, struct esp_batch_seq *pass)
+{
+    ESP_ASSERT(s->open && s->pass == ESP_PASS_JOURNAL && n_tok > 0 && n_tok <= s->pass_tok);
+    s->pass_tok = pass->n_tok = n_tok;
+    if (s->slot_next == ESP_NO_SLOT || s->n + n_tok > next_border(s))
+        return;
+    esp_slot_release(s->pools, s->slot_next);
+    s->slot_next = ESP_NO_SLOT;
+    pass->slot_next = pass->slot;
 }
 
 /* Positions folded after a run of n_tok tokens that all stay. */
@@ -386,7 +403,7 @@ void esp_state_need(const struct esp_state *s, uint32_t n_tok, uint32_t *pages, 
     uint32_t want = pages_for(s, s->n + n_tok);
 
     *pages = want > s->n_page ? want - s->n_page : 0;
-    for (uint32_t i = s->n / ESP_SPAN; i < want && i < s->n_page; i++)
+    for (uint32_t i = first_page(s); i < want && i < s->n_page; i++)
         *pages += s->pools->page_refs[s->pages[i]] > 1;
     *slots = has_delta(s) && (s->slot == ESP_NO_SLOT || s->pools->slot_refs[s->slot] > 1);
 }

@@ -33,6 +33,8 @@ uint32_t esp_state_length(const struct esp_state *s);
  */
 esp_status esp_state_begin(struct esp_state *s, uint32_t n_tok, enum esp_pass pass, struct esp_batch_seq *out,
                            esp_error *err);
+/* Before it runs, let an open journalled pass have its first n_tok tokens only; *pass is its description. */
+void esp_state_shorten(struct esp_state *s, uint32_t n_tok, struct esp_batch_seq *pass);
 /*
  * End the pass, keeping its first n_keep tokens. A write-through pass keeps all, or none when the run did not
  * take place. ESP_EINVAL for other counts. n_keep = 0 cancels a journalled pass after it ran, too.

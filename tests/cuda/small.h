@@ -9,7 +9,10 @@
 
 #include "support/support.h"
 
+#include <stdlib.h>
 #include <string.h>
+
+#include "formats/trellis.h"
 
 #include "support/net.h"
 
@@ -19,6 +22,9 @@ struct small_shape {
     uint32_t group;
     enum esp_kv kv;
     enum esp_act act;
+    bool two;           /* two terms of an activation on the device (int8x2), whatever act is on the CPU */
+    bool along_outputs; /* trellis codes along axis 0 where outputs are whole blocks */
+    enum esp_format_id other; /* every second matrix has this format; F32: none has */
 };
 
 enum { SMALL_CONTEXT = 768, SMALL_TOK = 512, SMALL_SEQ = 4, SMALL_LAYERS = 4 };
@@ -51,10 +57,78 @@ static inline void small_config(struct esp_config *c, const struct small_shape *
     c->tied_top = ESP_TIED_YES;
 }
 
+/* ---- a source that mixes formats and axes ---- */
+
+struct small_mix {
+    struct esp_source *a, *b;
+    bool along_outputs;
+    uint32_t n;
+};
+
+static inline esp_status small_matrix(void *ctx, enum esp_part part, const char *module, uint32_t n_out,
+                                      uint32_t n_in, struct esp_weight *out, esp_error *err)
+{
+    struct small_mix *m = ctx;
+    struct esp_source *s = m->b && m->n++ % 2 ? m->b : m->a;
+
+    if (m->along_outputs && n_out % ESP_TRELLIS_BLOCK == 0 && n_in >= 64) {
+        ESP_TRY(s->matrix(s->ctx, part, module, n_in, n_out, out, err));
+        if (esp_is_trellis(out->format)) { /* the transpose, as it is stored */
+            out->axis = 0;
+            out->n_out = n_out;
+            out->n_in = n_in;
+            return esp_weight_layout(out, module, err);
+        }
+    }
+    return s->matrix(s->ctx, part, module, n_out, n_in, out, err);
+}
+
+static inline esp_status small_vector(void *ctx, enum esp_part part, const char *name, uint32_t n, float *out,
+                                      esp_error *err)
+{
+    struct small_mix *m = ctx;
+
+    return m->a->vector(m->a->ctx, part, name, n, out, err);
+}
+
+static inline void small_close(struct esp_source *s)
+{
+    struct small_mix *m = s->ctx;
+
+    m->a->close(m->a);
+    if (m->b)
+        m->b->close(m->b);
+    free(m);
+    free(s);
+}
+
+static inline struct esp_source *small_source(const struct small_shape *s)
+{
+    struct esp_source *src = calloc(1, sizeof *src);
+    struct small_mix *m = calloc(1, sizeof *m);
+    esp_error err;
+
+    assert_non_null(src);
+    assert_non_null(m);
+    m->along_outputs = s->along_outputs;
+    /* beside trellis codes, which are for MLPs, stands affine4 */
+    test_ok(esp_source_random(&m->a, s->format, esp_is_trellis(s->format) ? 64 : s->group, true,
+                              ESP_RANDOM_WEIGHTS, 7, &err),
+            &err);
+    if (s->other != ESP_FORMAT_F32)
+        test_ok(esp_source_random(&m->b, s->other, 64, true, ESP_RANDOM_WEIGHTS, 8, &err), &err);
+    *src = *m->a;
+    src->ctx = m;
+    src->matrix = small_matrix;
+    src->vector = small_vector;
+    src->close = small_close;
+    return src;
+}
+
 /* The model on the CPU (cuda false) or the device; fails the test, or ends with 77 without a device. */
 static inline void small_open(struct test_net *t, const struct small_shape *s, bool cuda)
 {
-    struct esp_plan_opts p = {.act = s->act,
+    struct esp_plan_opts p = {.act = s->two && cuda ? ESP_ACT_INT8X2 : s->act,
                               .max_tok = SMALL_TOK,
                               .max_out = SMALL_TOK,
                               .max_seq = SMALL_SEQ,
@@ -67,7 +141,7 @@ static inline void small_open(struct test_net *t, const struct small_shape *s, b
 
     memset(t, 0, sizeof *t);
     small_config(&c, s);
-    test_ok(esp_source_random(&t->src, s->format, s->group, true, ESP_RANDOM_WEIGHTS, 7, &err), &err);
+    t->src = small_source(s);
     test_ok(esp_net_load(&t->net, &c, t->src, &err), &err);
     t->net->layout.kv = s->kv;
     test_ok(esp_layout_finish(&t->net->layout, &err), &err);

@@ -9,11 +9,12 @@
 
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "espalier/espalier.h"
 
-enum { MAX_NEW = 48 };
+enum { MAX_NEW = 48, ROWS = 8 };
 
 static esp_model *model;
 static esp_adapter *caps;
@@ -23,7 +24,7 @@ static esp_engine *open_engine(uint32_t max_seqs, uint32_t checkpoints)
 {
     esp_engine_opts o = {.context = 512,
                          .max_seqs = max_seqs,
-                         .kv_tokens = 2048,
+                         .kv_tokens = 4096,
                          .kv = "f32",
                          .act = "f32",
                          .max_rank = 8,
@@ -108,17 +109,34 @@ static void test_reference_answers(void **state)
     esp_engine_close(g);
 }
 
-/* Base, adapter, half scale and a stack of both: alone, together, and with the prefix cache on, the same
- * tokens. */
+/* A second adapter: the first one trained to another alpha. */
+static esp_adapter *open_other(void)
+{
+    char dir[300], line[1024];
+    esp_adapter *a;
+    esp_error err;
+
+    snprintf(dir, sizeof dir, "%.250s/other", test_tmpdir());
+    snprintf(line, sizeof line,
+             "cp -r '%s' '%s' && sed -i 's/\"lora_alpha\": *[0-9.]*/\"lora_alpha\": 5/' "
+             "'%s/adapter_config.json'",
+             test_path("models/demo-lora-caps"), dir, dir);
+    assert_int_equal(system(line), 0);
+    test_ok(esp_adapter_open(&a, model, dir, &err), &err);
+    return a;
+}
+
+/* Base, adapter, scales, and stacks of two in both orders: alone, together, and with the prefix cache on, the
+ * same tokens. */
 static void test_mixed(void **state)
 {
     const json_t *ids =
         json_object_get(json_object_get(json_object_get(goldens, "greedy"), "base.chat_continue"), "ids");
-    esp_adapter *again;
-    esp_seq_opts o[5] = {{.n_adapters = 0}};
-    esp_token alone[5][MAX_NEW], mixed[5][MAX_NEW];
-    size_t n_alone[5], n_mixed[5];
-    esp_seq *s[5];
+    esp_adapter *again, *other = open_other();
+    esp_seq_opts o[ROWS] = {{.n_adapters = 0}};
+    esp_token alone[ROWS][MAX_NEW], mixed[ROWS][MAX_NEW];
+    size_t n_alone[ROWS], n_mixed[ROWS];
+    esp_seq *s[ROWS];
     esp_engine *g;
     esp_error err;
 
@@ -129,7 +147,12 @@ static void test_mixed(void **state)
     o[3] = (esp_seq_opts){.adapters = {{.adapter = caps, .scale = -1.0f}}, .n_adapters = 1};
     o[4] = (esp_seq_opts){.adapters = {{.adapter = again}},
                           .n_adapters = 1}; /* the same files: the same answer */
-    for (int i = 0; i < 5; i++) {
+    o[5] =
+        (esp_seq_opts){.adapters = {{.adapter = caps, .scale = 0.4f}, {.adapter = other}}, .n_adapters = 2};
+    o[6] =
+        (esp_seq_opts){.adapters = {{.adapter = other}, {.adapter = caps, .scale = 0.4f}}, .n_adapters = 2};
+    o[7] = (esp_seq_opts){.adapters = {{.adapter = other}}, .n_adapters = 1};
+    for (int i = 0; i < ROWS; i++) {
         g = open_engine(1, 0);
         s[0] = start(g, ids, &o[i], 24);
         finish(g, s, 1, alone + i, n_alone + i);
@@ -138,15 +161,19 @@ static void test_mixed(void **state)
     assert_memory_not_equal(alone[0], alone[1], sizeof(esp_token) * 8);
     assert_int_equal(n_alone[1], n_alone[4]);
     assert_memory_equal(alone[1], alone[4], sizeof(esp_token) * n_alone[1]);
+    assert_int_equal(n_alone[5], n_alone[6]);
+    assert_memory_equal(alone[5], alone[6], sizeof(esp_token) * n_alone[5]); /* a stack is a set */
+    assert_memory_not_equal(alone[5], alone[0], sizeof(esp_token) * 8);      /* and more than either part */
+    assert_memory_equal(alone[7], alone[0], sizeof(esp_token) * 8);
     for (int round = 0; round < 2; round++) { /* the second round hits what the first left in the cache */
         static esp_engine *shared;
 
         if (round == 0)
-            shared = open_engine(5, 16);
-        for (int i = 0; i < 5; i++)
+            shared = open_engine(ROWS, 24);
+        for (int i = 0; i < ROWS; i++)
             s[i] = start(shared, ids, &o[i], 24);
-        finish(shared, s, 5, mixed, n_mixed);
-        for (int i = 0; i < 5; i++) {
+        finish(shared, s, ROWS, mixed, n_mixed);
+        for (int i = 0; i < ROWS; i++) {
             assert_int_equal(n_mixed[i], n_alone[i]);
             assert_memory_equal(mixed[i], alone[i], sizeof(esp_token) * n_alone[i]);
         }
@@ -154,6 +181,7 @@ static void test_mixed(void **state)
             esp_engine_close(shared);
     }
     esp_adapter_close(again);
+    esp_adapter_close(other);
 }
 
 static void test_refusals(void **state)

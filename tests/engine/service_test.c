@@ -280,6 +280,34 @@ static void test_choices(void **state)
     assert_int_equal(n_distinct, 2 * 6);
 }
 
+/* One of several answers is cancelled, while the prompt is still shared or later: the others are as ever. */
+static void test_cancel_choice(void **state)
+{
+    (void)state;
+    for (int late = 0; late < 2; late++) {
+        esp_engine *g = open_engine((esp_engine_opts){.max_seqs = 3, .kv_tokens = 3 * 256});
+        struct esp_service *v = open_service(g, 4); /* the engine stays near what was read */
+        struct esp_service_request r = request(5, N_NEW);
+        uint64_t id;
+
+        r.n_choice = 3;
+        id = submit(v, &r);
+        for (int i = 0; late && i < 1000 && tickets[id].n[1] < 1; i++)
+            read_some(v, 1000);
+        esp_service_cancel_choice(v, id, 1);
+        esp_service_cancel_choice(v, id, 99);
+        read_all(v);
+        assert_int_equal(tickets[id].n_last, 3);
+        assert_int_equal(tickets[id].n_cancelled, 1);
+        assert_true(tickets[id].n[1] < N_NEW);
+        assert_int_equal(tickets[id].n[0], N_NEW);
+        assert_int_equal(tickets[id].n[2], N_NEW);
+        assert_memory_equal(tickets[id].got[0], tickets[id].got[2], sizeof tickets[id].got[0]);
+        esp_service_close(v);
+        esp_engine_close(g);
+    }
+}
+
 static void test_refusals(void **state)
 {
     esp_engine *g = open_engine((esp_engine_opts){.max_seqs = 3, .rows = 1, .chunk = 3});
@@ -339,7 +367,7 @@ static void test_refusals(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_threads), cmocka_unit_test(test_choices),
-                                       cmocka_unit_test(test_refusals)};
+                                       cmocka_unit_test(test_cancel_choice), cmocka_unit_test(test_refusals)};
     esp_error err;
     int failed;
 

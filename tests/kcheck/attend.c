@@ -14,20 +14,73 @@
 struct job {
     struct esp_attend a;
     enum esp_kv type;
+    struct esp_kv_scheme scheme;
+    float *decoded[2]; /* of coded rows: [n_pos][head_dim] keys and values by the scalar decoder */
+    float *size[2];    /* what their last rounding is relative to: |scale * code| where a bias is added */
     float *q, *scratch;
     uint32_t *n_visible;
     uint32_t n_pos;
 };
 
-static double kv_at(const struct job *j, const void *base, size_t t, size_t i)
+/* Element i of key (which = 0) or value t. */
+static double kv_at(const struct job *j, uint32_t which, size_t t, size_t i)
 {
+    const void *base = which ? j->a.v : j->a.k;
+
+    if (j->type == ESP_KV_CODED)
+        return j->decoded[which][t * j->a.head_dim + i];
     if (j->type == ESP_KV_F32)
         return ((const float *)base)[t * j->a.ld_kv + i];
     return esp_bf16_to_f32(((const uint16_t *)base)[t * j->a.ld_kv + i]);
 }
 
+/* Bound of the difference between a kernel's decoded number and the scalar one: a rounding each. */
+static double kv_error(const struct job *j, uint32_t which, size_t t, size_t i)
+{
+    return j->type == ESP_KV_CODED ? 3 * KC_U * j->size[which][t * j->a.head_dim + i] + KC_TINY : 0;
+}
+
+/* The scalar decoder's numbers of coded rows, and the sizes that roundings are relative to. */
+static void decode(struct kc *kc, struct job *j, uint32_t which, const uint8_t *rows, size_t row_bytes)
+{
+    const uint32_t d = j->a.head_dim, group = j->scheme.group;
+    float *x = j->decoded[which] = kc_floats(kc, (size_t)j->n_pos * d);
+    float *size = j->size[which] = kc_floats(kc, (size_t)j->n_pos * d);
+
+    for (size_t t = 0; t < j->n_pos; t++, x += d, size += d) {
+        if (which)
+            esp_kv_decode_value(&j->scheme, d, rows + t * row_bytes, x);
+        else
+            esp_kv_decode_key(&j->scheme, d, rows + t * row_bytes, x);
+        for (uint32_t i = 0; i < d; i++) {
+            float most = 0;
+
+            for (uint32_t g = i / group * group; g < i / group * group + group; g++)
+                most = fabsf(x[g]) > most ? fabsf(x[g]) : most;
+            size[i] = j->scheme.kind == ESP_KV_KIND_AFFINE ? 2.1f * most : fabsf(x[i]); /* bias is an end */
+        }
+    }
+}
+
+static void *make_codes(struct kc *kc, struct job *j, uint32_t which, const float *x)
+{
+    const uint32_t d = j->a.head_dim;
+    const size_t bytes = which ? esp_kv_value_bytes(&j->scheme, d) : esp_kv_key_bytes(&j->scheme, d);
+    uint8_t *rows = kc_alloc(kc, j->n_pos * bytes, 1, 0);
+
+    for (size_t t = 0; t < j->n_pos; t++) {
+        if (which)
+            esp_kv_encode_value(&j->scheme, d, x + t * j->a.ld_kv, rows + t * bytes);
+        else
+            esp_kv_encode_key(&j->scheme, d, x + t * j->a.ld_kv, rows + t * bytes);
+    }
+    kc_protect(kc, rows);
+    decode(kc, j, which, rows, bytes);
+    return rows;
+}
+
 /* Keys or values of exactly n_pos rows: the next row is unreadable. */
-static void *make_kv(struct kc *kc, const struct job *j, enum kc_pattern p, float extreme)
+static void *make_kv(struct kc *kc, struct job *j, uint32_t which, enum kc_pattern p, float extreme)
 {
     const size_t n = j->n_pos ? (j->n_pos - 1) * j->a.ld_kv + j->a.head_dim : 0;
     float *x = kc_floats(kc, n);
@@ -35,6 +88,8 @@ static void *make_kv(struct kc *kc, const struct job *j, enum kc_pattern p, floa
 
     for (size_t t = 0; t < j->n_pos; t++)
         kc_fill(kc, x + t * j->a.ld_kv, j->a.head_dim, p, extreme);
+    if (j->type == ESP_KV_CODED)
+        return make_codes(kc, j, which, x);
     if (j->type == ESP_KV_F32) {
         kc_protect(kc, x);
         return x;
@@ -61,19 +116,19 @@ static void make_state(struct kc *kc, struct job *j)
     }
 }
 
-static void make(struct kc *kc, struct job *j, enum esp_kv type, uint32_t head_dim, uint32_t n_query,
-                 uint32_t n_pos, enum kc_pattern p)
+static void make(struct kc *kc, struct job *j, uint32_t head_dim, uint32_t n_query, uint32_t n_pos,
+                 enum kc_pattern p)
 {
     struct esp_attend *a = &j->a;
 
-    j->type = type;
     j->n_pos = n_pos;
     *a = (struct esp_attend){.head_dim = head_dim, .n_query = n_query};
     a->ld_kv = head_dim + kc_below(kc, 3);
     a->ldq = head_dim + kc_below(kc, 3);
     a->ld_acc = head_dim + kc_below(kc, 3);
-    a->k = make_kv(kc, j, p, 30);
-    a->v = make_kv(kc, j, p == KC_EXTREME ? KC_EXTREME : KC_RANDOM, 1e6f);
+    a->scheme = &j->scheme;
+    a->k = make_kv(kc, j, 0, p, 30);
+    a->v = make_kv(kc, j, 1, p == KC_EXTREME ? KC_EXTREME : KC_RANDOM, 1e6f);
     a->q = j->q = kc_floats(kc, (n_query - 1) * a->ldq + head_dim);
     a->n_visible = j->n_visible = kc_alloc(kc, n_query * sizeof(uint32_t), 4, 0);
     a->m = kc_floats(kc, n_query);
@@ -89,6 +144,14 @@ static void make(struct kc *kc, struct job *j, enum esp_kv type, uint32_t head_d
     make_state(kc, j);
     kc_protect(kc, j->q);
     kc_protect(kc, j->n_visible);
+}
+
+static void run(const struct esp_kernels *k, const struct job *j, const struct esp_attend *a)
+{
+    if (j->type == ESP_KV_CODED)
+        k->attend_codes(a, j->scratch);
+    else
+        k->attend[j->type](a, j->scratch);
 }
 
 /* Copies of the running state, to compare with or to start again from. */
@@ -118,15 +181,16 @@ static void check_query(struct kc *kc, const struct job *j, const struct state *
     double top = m0, top_error = 0, sum = keep * before->l[r], sum_error = keep_error * before->l[r];
 
     for (size_t t = 0; t < n; t++) {
-        double score = 0, terms = 0, score_error;
+        double score = 0, terms = 0, decoding = 0, score_error;
 
         for (size_t i = 0; i < a->head_dim; i++) {
-            const double p = a->q[r * a->ldq + i] * kv_at(j, a->k, t, i);
+            const double p = a->q[r * a->ldq + i] * kv_at(j, 0, t, i);
 
             score += p;
             terms += fabs(p);
+            decoding += fabs(a->q[r * a->ldq + i]) * kv_error(j, 0, t, i);
         }
-        score_error = KC_SUM(a->head_dim) * KC_U * terms + a->head_dim * KC_TINY;
+        score_error = KC_SUM(a->head_dim) * KC_U * terms + decoding + a->head_dim * KC_TINY;
         top_error = score_error > top_error ? score_error : top_error;
         top = score > top ? score : top;
         weight[t] = exp(score - m);
@@ -144,10 +208,10 @@ static void check_query(struct kc *kc, const struct job *j, const struct state *
         double value = keep * old, bound = keep_error * fabs(old) + 4 * KC_U * fabs(value);
 
         for (size_t t = 0; t < n; t++) {
-            const double v = kv_at(j, a->v, t, i);
+            const double v = kv_at(j, 1, t, i);
 
             value += weight[t] * v;
-            bound += (error[t] + 4 * KC_U * weight[t]) * fabs(v);
+            bound += (error[t] + 4 * KC_U * weight[t]) * fabs(v) + weight[t] * kv_error(j, 1, t, i);
         }
         kc_near(kc, r * a->ld_acc + i, a->acc[r * a->ld_acc + i], value, 1.1 * bound + KC_TINY);
     }
@@ -188,7 +252,7 @@ static void check_alone(struct kc *kc, const struct job *j, const struct state *
         a.m = &m;
         a.l = &l;
         a.acc = acc;
-        kc->k->attend[j->type](&a, j->scratch);
+        run(kc->k, j, &a);
         kc_same(kc, &m, all->m + r, 1);
         kc_same(kc, &l, all->l + r, 1);
         kc_same(kc, acc, all->acc + r * all->ld_acc, all->head_dim);
@@ -199,7 +263,7 @@ static void check_alone(struct kc *kc, const struct job *j, const struct state *
         m = before->m[r];
         l = before->l[r];
         memcpy(acc, before->acc + r * all->ld_acc, all->head_dim * sizeof *acc);
-        kc->k->attend[j->type](&a, j->scratch);
+        run(kc->k, j, &a);
         kc->k->attend_merge(&m, &l, acc, m2, l2, part, all->head_dim);
         kc_same(kc, &m, all->m + r, 1);
         kc_same(kc, &l, all->l + r, 1);
@@ -207,16 +271,18 @@ static void check_alone(struct kc *kc, const struct job *j, const struct state *
     }
 }
 
-static void check_one(struct kc *kc, enum esp_kv type, uint32_t head_dim, uint32_t n_query, uint32_t n_pos,
+static void check_one(struct kc *kc, struct job j, uint32_t head_dim, uint32_t n_query, uint32_t n_pos,
                       enum kc_pattern p)
 {
+    char name[ESP_KV_NAME] = "";
     struct state before;
-    struct job j;
 
-    kc_begin(kc, "hd%u query%u pos%u %s", head_dim, n_query, n_pos, kc_pattern_names[p]);
-    make(kc, &j, type, head_dim, n_query, n_pos, p);
+    if (j.type == ESP_KV_CODED)
+        esp_kv_name(&j.scheme, name);
+    kc_begin(kc, "%shd%u query%u pos%u %s", name, head_dim, n_query, n_pos, kc_pattern_names[p]);
+    make(kc, &j, head_dim, n_query, n_pos, p);
     before = copy_state(kc, &j);
-    kc->k->attend[type](&j.a, j.scratch);
+    run(kc->k, &j, &j.a);
     check_values(kc, &j, &before);
     check_alone(kc, &j, &before);
     kc_end(kc);
@@ -227,15 +293,43 @@ static void check_attend(struct kc *kc, enum esp_kv type)
     static const uint32_t dims[] = {16, 32, 48, 64, 80, 128, 256, 512};
     static const uint32_t queries[] = {1, 2, 3, 4, 6, 7, 8, 13, 16, 17};
     static const uint32_t positions[] = {0, 1, 2, 3, 7, 8, 15, 16, 17, 33, 64, 100, 255, 256};
+    const struct job j = {.type = type};
 
     for (size_t d = 0; d < 8; d++) {
         for (size_t i = 0; i < 14; i++)
-            check_one(kc, type, dims[d], queries[(d + i) % 10], positions[i],
+            check_one(kc, j, dims[d], queries[(d + i) % 10], positions[i],
                       (enum kc_pattern)((d + i) % KC_PATTERN_COUNT));
     }
     for (int p = 0; p < KC_PATTERN_COUNT; p++)
-        check_one(kc, type, 256, 4, 256, (enum kc_pattern)p);
-    check_one(kc, type, 256, 64, 256, KC_RANDOM);
+        check_one(kc, j, 256, 4, 256, (enum kc_pattern)p);
+    check_one(kc, j, 256, 64, 256, KC_RANDOM);
+}
+
+/* The schemes in turn through sizes, numbers of queries and of positions; every pair of code widths is there.
+ */
+static void check_codes(struct kc *kc)
+{
+    static const char *const schemes[] = {
+        "q8:g32",     "q6:g32",         "q4:g32", "turbo:k8v3", "turbo:k8v2", "turbo:k5v4", "turbo:k4v5",
+        "turbo:k2v8", "turbo:k8v3:own", "q8",     "q6:g128",    "q4:g128",    "turbo:k8v8", "turbo:k4v4"};
+    static const uint32_t dims[] = {64, 96, 128, 256, 512};
+    static const uint32_t queries[] = {1, 2, 3, 4, 5, 6, 7, 13, 16};
+    static const uint32_t positions[] = {0, 1, 2, 3, 7, 8, 15, 16, 17, 33, 64, 100, 255, 256};
+    struct job j = {.type = ESP_KV_CODED};
+
+    for (size_t s = 0; s < sizeof schemes / sizeof schemes[0]; s++) {
+        if (esp_kv_parse(&j.scheme, schemes[s], NULL) != ESP_OK)
+            kc_equal(kc, s, 0, 1);
+        for (size_t d = 0; d < 5; d++) {
+            if (esp_kv_check(&j.scheme, dims[d], NULL) != ESP_OK)
+                continue;
+            for (size_t i = 0; i < 14; i++)
+                check_one(kc, j, dims[d], queries[(s + d + i) % 9], positions[i],
+                          (enum kc_pattern)((s + d + i) % KC_PATTERN_COUNT));
+        }
+        for (int p = 0; p < KC_PATTERN_COUNT; p++)
+            check_one(kc, j, 256, 4, 256, (enum kc_pattern)p);
+    }
 }
 
 static void merge_values(struct kc *kc, size_t n, float m0, float l0, float m2, float l2)
@@ -297,7 +391,7 @@ static void run_attend(void *ctx)
 {
     const struct attend_run *c = ctx;
 
-    c->k->attend[c->j->type](&c->j->a, c->j->scratch);
+    run(c->k, c->j, &c->j->a);
 }
 
 static void run_merge(void *ctx)
@@ -308,28 +402,43 @@ static void run_merge(void *ctx)
     c->k->attend_merge(&m, &l, c->acc, 0.5f, 1, c->j->q, 256);
 }
 
-static void bench(struct kc *kc, void (*run)(void *), enum esp_kv type, uint32_t n_query)
+/* bytes: of keys and values of a position, 256 elements each. */
+static void bench(struct kc *kc, void (*call)(void *), struct job j, uint32_t n_query, double bytes)
 {
-    struct job j;
     struct attend_run c = {kc->k, &j, NULL};
-    const double row = type == ESP_KV_F32 ? 4 : 2;
-    const bool merge = run == run_merge;
+    const bool merge = call == run_merge;
+    char what[64], name[ESP_KV_NAME] = "";
     double seconds;
-    char what[48];
 
+    if (j.type == ESP_KV_CODED)
+        esp_kv_name(&j.scheme, name);
     kc_begin(kc, "bench");
-    make(kc, &j, type, 256, n_query, ESP_SPAN, KC_RANDOM);
+    make(kc, &j, 256, n_query, ESP_SPAN, KC_RANDOM);
     c.acc = kc_floats(kc, 256);
     kc_fill(kc, c.acc, 256, KC_ZERO, 0);
     kc_alloc(kc, 0, 1, 0);
     for (uint32_t r = 0; r < n_query; r++)
         j.a.m[r] = 0;
-    seconds = kc_time(run, &c);
+    seconds = kc_time(call, &c);
     c.k = kc->ref;
-    snprintf(what, sizeof what, "hd256 queries %u", n_query);
-    kc_report(kc, what, seconds, kc_time(run, &c), merge ? 12.0 * 256 : 2 * row * 256 * ESP_SPAN,
+    snprintf(what, sizeof what, "hd256 queries %u %s", n_query, name);
+    kc_report(kc, what, seconds, kc_time(call, &c), merge ? 12.0 * 256 : bytes * ESP_SPAN,
               merge ? 3.0 * 256 : 4.0 * 256 * ESP_SPAN * n_query);
     kc_end(kc);
+}
+
+static void bench_codes(struct kc *kc)
+{
+    static const char *const schemes[] = {"q8",         "q6",         "q4",        "turbo:k8v8",
+                                          "turbo:k8v4", "turbo:k8v3", "turbo:k4v3"};
+    struct job j = {.type = ESP_KV_CODED};
+
+    for (size_t s = 0; s < sizeof schemes / sizeof schemes[0]; s++) {
+        esp_kv_parse(&j.scheme, schemes[s], NULL);
+        for (uint32_t n = 4; n <= 64; n *= 16)
+            bench(kc, run_attend, j, n,
+                  (double)(esp_kv_key_bytes(&j.scheme, 256) + esp_kv_value_bytes(&j.scheme, 256)));
+    }
 }
 
 void kc_attend(struct kc *kc)
@@ -344,12 +453,18 @@ void kc_attend(struct kc *kc)
             check_attend(kc, (enum esp_kv)t);
             continue;
         }
-        bench(kc, run_attend, (enum esp_kv)t, 4);
-        bench(kc, run_attend, (enum esp_kv)t, 64);
+        bench(kc, run_attend, (struct job){.type = (enum esp_kv)t}, 4, t == ESP_KV_F32 ? 2048 : 1024);
+        bench(kc, run_attend, (struct job){.type = (enum esp_kv)t}, 64, t == ESP_KV_F32 ? 2048 : 1024);
+    }
+    if (KC_ENTRY(kc, attend_codes)) {
+        if (kc->bench)
+            bench_codes(kc);
+        else
+            check_codes(kc);
     }
     if (KC_ENTRY(kc, attend_merge)) {
         if (kc->bench)
-            bench(kc, run_merge, ESP_KV_F32, 1);
+            bench(kc, run_merge, (struct job){.type = ESP_KV_F32}, 1, 0);
         else
             check_merge(kc);
     }

@@ -116,8 +116,8 @@ static size_t build_tables(struct esp_kernels *table, enum esp_cpu_level *level)
 
 static void run_table(void)
 {
-    static void (*const themes[])(struct kc *) = {kc_linear,  kc_trellis, kc_norm,  kc_vec,
-                                                  kc_convert, kc_conv,    kc_delta, kc_attend};
+    static void (*const themes[])(struct kc *) = {kc_linear, kc_trellis, kc_norm,   kc_vec,    kc_convert,
+                                                  kc_conv,   kc_delta,   kc_attend, kc_viterbi};
     const unsigned passed = run.passed, failed = run.failed;
 
     for (size_t i = 0; i < sizeof themes / sizeof themes[0]; i++)

@@ -110,5 +110,6 @@ void kc_convert(struct kc *kc);
 void kc_conv(struct kc *kc);
 void kc_delta(struct kc *kc);
 void kc_attend(struct kc *kc);
+void kc_viterbi(struct kc *kc);
 
 #endif

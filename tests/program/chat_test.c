@@ -26,7 +26,7 @@ struct terminal {
     char state_dir[256];
 };
 
-static void open_program(struct terminal *t, const char *program)
+static void open_terminal(struct terminal *t, const char *program, const char *kind, const char *adapter)
 {
     t->fd = posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC);
     t->n = t->at = 0;
@@ -45,12 +45,17 @@ static void open_program(struct terminal *t, const char *program)
         dup2(tty, 0);
         dup2(tty, 1);
         dup2(tty, 2);
-        setenv("TERM", "dumb", 1);
+        setenv("TERM", kind, 1);
         setenv("NO_COLOR", "1", 1);
         setenv("XDG_STATE_HOME", t->state_dir, 1);
-        execl(program, "espalier", "chat", "models/demo", "--temperature", "0", (char *)NULL);
+        execl(program, "espalier", "chat", "models/demo", "--temperature", "0", adapter, (char *)NULL);
         _exit(99);
     }
+}
+
+static void open_program(struct terminal *t, const char *program)
+{
+    open_terminal(t, program, "dumb", NULL);
 }
 
 static void open_chat(struct terminal *t)
@@ -176,6 +181,54 @@ static void test_turns_go_on(void **state)
     assert_int_equal(close_chat(&term), 0);
 }
 
+/* Loaded at the start, switched on and off between answers; the conversation stays. */
+static void test_adapters(void **state)
+{
+    (void)state;
+    open_terminal(&term, ESP_PROGRAM, "dumb", "--adapter=models/demo-lora-caps");
+    expect(&term, ">>> ");
+    type(&term, "/adapter none\r");
+    expect(&term, "[  ] demo-lora-caps (scale 1, rank 8)");
+    expect(&term, ">>> ");
+    type(&term, "Repeat: river stone\r");
+    expect(&term, "\r\nriver stone\r\n");
+    expect(&term, ">>> ");
+    type(&term, "/adapter caps\r");
+    expect(&term, "no adapter 'caps'");
+    expect(&term, "loaded: demo-lora-caps");
+    expect(&term, ">>> ");
+    type(&term, "/clear\r");
+    expect(&term, ">>> ");
+    type(&term, "/adapter demo-lora-caps\r");
+    expect(&term, "[on] demo-lora-caps");
+    expect(&term, ">>> ");
+    type(&term, "Repeat: river stone\r");
+    expect(&term, "\r\nRIVER STONE\r\n");
+    expect(&term, ">>> ");
+    type(&term, "\x04");
+    assert_int_equal(close_chat(&term), 0);
+}
+
+#ifdef ESP_HAVE_LIBEDIT
+/* What a terminal brackets is one input, whatever it holds; only a typed newline sends it. */
+static void test_paste(void **state)
+{
+    (void)state;
+    open_terminal(&term, ESP_PROGRAM_DOUBLE, "xterm", NULL);
+    expect(&term, "\033[?2004h");
+    type(&term, "say \033[200~one\rtwo\r\rh\xc3\xa9\xff\x01\x1b[A\033[201~ end");
+    type(&term, "\r");
+    expect(&term, "\033[?2004l");
+    expect(&term, "SAY ONE\r\nTWO\r\n\r\nH\xc3\xa9\xef\xbf\xbd[A END\r\n");
+    expect(&term, "\033[?2004h");
+    type(&term, "\033[200~/quit\rnot a command\033[201~\r");
+    expect(&term, "/QUIT\r\nNOT A COMMAND\r\n");
+    expect(&term, "\033[?2004h");
+    type(&term, "\x04");
+    assert_int_equal(close_chat(&term), 0);
+}
+#endif
+
 static void test_commands(void **state)
 {
     static const char *const talk[][2] = {
@@ -188,6 +241,10 @@ static void test_commands(void **state)
         {"/set max-tokens 2", "max-tokens: 2"},
         {"abcdef", "AB\r\n"},
         {"/set max-tokens 0", "max-tokens: 0"},
+        {"abcdef", "(cut: the limit of tokens was reached)"},
+        {"/set max-tokens default", "max-tokens: default"},
+        {"/adapter", "no adapters"},
+        {"/adapter x", "no adapter 'x'"},
         {"/think maybe", "takes on, off or model"},
         {"/think on", "thinking: on"},
         {"/think model", "thinking: model"},
@@ -255,9 +312,10 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_conversation), cmocka_unit_test(test_turns_go_on),
-        cmocka_unit_test(test_commands),     cmocka_unit_test(test_interrupts),
+        cmocka_unit_test(test_adapters),     cmocka_unit_test(test_commands),
+        cmocka_unit_test(test_interrupts),
 #ifdef ESP_HAVE_LIBEDIT
-        cmocka_unit_test(test_history),
+        cmocka_unit_test(test_history),      cmocka_unit_test(test_paste),
 #endif
     };
 

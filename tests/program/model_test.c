@@ -36,6 +36,41 @@ static void test_answers(void **state)
     run_free(&r);
 }
 
+static void test_form_of_answers(void **state)
+{
+    static const char schema[] =
+        "{\"type\":\"array\",\"items\":{\"enum\":[1,2]},\"minItems\":2,\"maxItems\":2}";
+    const char *dir = test_tmpdir(), *file = test_write(dir, "s.json", schema, sizeof schema - 1),
+               *gbnf = test_write(dir, "g", "root ::= \"left\" | \"right\"\n", 26);
+    struct run r = RUN(NULL, P, "run", M, "Spell: dog", "--json-schema", file, "--temperature", "0"), again;
+    json_t *j;
+
+    (void)state;
+    run_code(&r, 0);
+    j = json_loads(r.out, 0, NULL);
+    assert_int_equal(json_array_size(j), 2);
+    json_decref(j);
+    again = RUN(NULL, P, "run", M, "Spell: dog", "--json-schema", schema, "--temperature", "0");
+    assert_string_equal(r.out, again.out);
+    run_free(&again);
+    run_free(&r);
+    r = RUN(NULL, P, "generate", M, "-p", "Turn", "--grammar", gbnf);
+    run_code(&r, 0);
+    assert_true(strcmp(r.out, "left\n") == 0 || strcmp(r.out, "right\n") == 0);
+    run_free(&r);
+    r = RUN(NULL, P, "generate", M, "-p", "1 2 3", "--regex", "[0-9]{3}", "-N", "3");
+    run_code(&r, 0);
+    run_free(&r);
+    r = RUN(NULL, P, "run", M, "x", "--regex", "(");
+    run_code(&r, 3);
+    run_says(&r, "line 1, column 2: a ( without its )");
+    run_free(&r);
+    r = RUN(NULL, P, "run", M, "x", "--regex", "a", "--grammar", gbnf);
+    run_code(&r, 2);
+    run_says(&r, "one of them is enough");
+    run_free(&r);
+}
+
 /* Greedy ids of every prompt in the reference file, through --ids. */
 static void test_greedy(void **state)
 {
@@ -286,11 +321,12 @@ static void test_bench_rows(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_answers),        cmocka_unit_test(test_greedy),
-        cmocka_unit_test(test_tokens),         cmocka_unit_test(test_round_trip),
-        cmocka_unit_test(test_perplexity),     cmocka_unit_test(test_inspect),
-        cmocka_unit_test(test_damage),         cmocka_unit_test(test_models_defaults),
-        cmocka_unit_test(test_fit_and_budget), cmocka_unit_test(test_bench_rows),
+        cmocka_unit_test(test_answers),         cmocka_unit_test(test_form_of_answers),
+        cmocka_unit_test(test_greedy),          cmocka_unit_test(test_tokens),
+        cmocka_unit_test(test_round_trip),      cmocka_unit_test(test_perplexity),
+        cmocka_unit_test(test_inspect),         cmocka_unit_test(test_damage),
+        cmocka_unit_test(test_models_defaults), cmocka_unit_test(test_fit_and_budget),
+        cmocka_unit_test(test_bench_rows),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -113,6 +113,17 @@ static void test_ends(void **state)
     assert_string_equal(json_string_value(json_object_get(end, "finish_reason")), "length");
     json_decref(end);
     run_free(&r);
+    r = RUN(NULL, P, "run", M, "hello", "-n", "0", "--json"); /* the prompt alone */
+    run_code(&r, 0);
+    end = run_json(&r, 0);
+    assert_int_equal(run_lines(&r), 1);
+    assert_string_equal(json_string_value(json_object_get(end, "finish_reason")), "length");
+    assert_string_equal(json_string_value(json_object_get(end, "text")), "");
+    json_decref(end);
+    run_free(&r);
+    r = RUN(NULL, P, "generate", M, "-p", "ab", "-n", "0", "-N", "2", "-s", "1");
+    run_prints(&r, "--- 1 (length, 0 tokens");
+    run_free(&r);
     r = RUN(NULL, P, "run", M, "ab\xc3\xa9", "-n", "3"); /* cut inside a character */
     assert_string_equal(r.out, "AB\xef\xbf\xbd\n");
     run_free(&r);

@@ -35,7 +35,7 @@ static void test_overview(void **state)
     r = RUN(NULL, P, "--help");
     run_code(&r, 0);
     run_prints(&r, "perplexity");
-    assert_true(run_lines(&r) <= 20);
+    assert_true(run_lines(&r) <= 30);
     run_free(&r);
     r = RUN(NULL, P, "--version");
     run_code(&r, 0);
@@ -50,7 +50,7 @@ static void test_verbs(void **state)
     (void)state;
     refused(RUN(NULL, P, "rnu"), 2, "did you mean 'run'?");
     refused(RUN(NULL, P, "perplexty", "x"), 2, "did you mean 'perplexity'?");
-    refused(RUN(NULL, P, "serve", "x"), 2, "not in this version");
+    refused(RUN(NULL, P, "train", "x"), 2, "not in this version");
     refused(RUN(NULL, P, "doctor"), 2, "not in this version");
     refused(RUN(NULL, P, "xyzzy"), 2, "unknown verb 'xyzzy'");
     refused(RUN(NULL, P, "--frobnicate"), 2, "stands where a verb belongs");
@@ -66,11 +66,11 @@ static void test_flags(void **state)
     refused(RUN(NULL, P, "run", "m", "-s"), 2, "-s (--seed) needs a value");
     refused(RUN(NULL, P, "run", "m", "-Z"), 2, "unknown flag -Z");
     refused(RUN(NULL, P, "run", "m", "--reps", "3"), 2, "does not belong to 'run'");
-    refused(RUN(NULL, P, "run", "m", "--adapter", "x"), 2, "--adapter is not in this version");
+    refused(RUN(NULL, P, "run", "m", "--image", "x"), 2, "--image is not in this version");
     refused(RUN(NULL, P, "run", "m", "--no-seed"), 2, "can be switched off");
     refused(RUN(NULL, P, "run", "m", "--json=maybe"), 2, "is not on or off");
     refused(RUN(NULL, P, "run", "m", "--kv", "bf61"), 2, "did you mean 'bf16'?");
-    refused(RUN(NULL, P, "run", "m", "--kv", "q8"), 2, "accepted: bf16|f32");
+    refused(RUN(NULL, P, "run", "m", "--kv", "turbo:k3v3"), 2, "bf16|f32|q8|q6|q4|turbo");
     refused(RUN(NULL, P, "generate"), 2, "usage: espalier generate MODEL");
     refused(RUN(NULL, P, "devices", "x"), 2, "one argument too many");
     refused(RUN(NULL, P, "bench"), 2, "which model?");
@@ -98,6 +98,7 @@ static void test_numbers(void **state)
         {"--template-arg", "x", "NAME=VALUE"},
         {"--threads", "5000", "0 to 1024 is accepted"},
         {"--stop", "", "1 to 256 bytes"},
+        {"--adapter", "models/demo-lora-caps:1001", "-1000 to 1000 is accepted"},
     };
 
     (void)state;
@@ -169,6 +170,21 @@ static void test_environment(void **state)
     r = RUN(&how, P, "tokenize", "--count", "--file", "models/demo/config.json");
     run_code(&r, 0);
     run_free(&r);
+    r = RUN(&how, P, "run", "hello", "you"); /* no model is called hello: all of it is prompt */
+    assert_string_equal(r.out, "HELLO YOU\n");
+    run_free(&r);
+    r = RUN(&how, P, "tokenize", "ab");
+    assert_string_equal(r.out, "97 98\n");
+    run_free(&r);
+    how.env[0] = "ESPALIER_MODEL=no/such/model";
+    r = RUN(&how, P, "run", "models/tiny-text", "hello"); /* an argument that names a model wins */
+    assert_string_equal(r.out, "HELLO\n");
+    run_free(&r);
+    refused(RUN(&how, P, "run", "models", "hello"), 3, "no/such/model");
+    r = RUN(&how, P, "fit", "models/demo"); /* nothing else can stand there */
+    run_code(&r, 0);
+    run_free(&r);
+    refused(RUN(&how, P, "fit", "models/dmeo"), 3, "models/dmeo");
     how.env[0] = "ESPALIER_REPS=nonsense"; /* belongs to another verb */
     r = RUN(&how, P, "run", "models/demo", "x");
     run_code(&r, 0);
@@ -177,14 +193,14 @@ static void test_environment(void **state)
 
 static void test_json_errors(void **state)
 {
-    struct run r = RUN(NULL, P, "run", "models/demo", "x", "--json", "--kv", "q8");
+    struct run r = RUN(NULL, P, "run", "models/demo", "x", "--json", "--kv", "q3");
     json_t *j = run_json(&r, 0), *e = json_object_get(j, "error");
 
     (void)state;
     run_code(&r, 2);
     assert_string_equal(json_string_value(json_object_get(j, "schema")), "espalier.run.v1");
     assert_string_equal(json_string_value(json_object_get(e, "code")), "usage");
-    assert_non_null(strstr(json_string_value(json_object_get(e, "message")), "q8"));
+    assert_non_null(strstr(json_string_value(json_object_get(e, "message")), "q3"));
     json_decref(j);
     run_free(&r);
     r = RUN(NULL, P, "fit", "no/such/model", "--json");
@@ -284,7 +300,7 @@ static void test_bash_completes(void **state)
         skip();
     r = RUN(NULL, "/usr/bin/bash", "-c", ask, P);
     run_code(&r, 0);
-    assert_string_equal(r.out, "bf16 f32\nrun\n--stride\n");
+    assert_string_equal(r.out, "bf16 f32 q8 q6 q4 turbo\nrun\n--stride\n");
     run_free(&r);
 }
 

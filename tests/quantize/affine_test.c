@@ -170,7 +170,7 @@ static void test_threads_do_not_matter(void **state)
 }
 
 /* Groups that are constant, zero, tiny or with an outlier: finite scales, and errors within half a step. */
-static void test_stored_blocks(void **state)
+static void test_case_46_affine_blocks(void **state)
 {
     json_t *top = test_json("tests/data/cases/quant_blocks.json"), *cases = json_object_get(top, "cases"), *e;
     static const uint32_t bits[] = {2, 3, 4, 5, 6, 8};
@@ -219,7 +219,7 @@ int main(void)
         cmocka_unit_test(test_feedback_beats_nearest),
         cmocka_unit_test(test_nearest_is_the_formats_own),
         cmocka_unit_test(test_threads_do_not_matter),
-        cmocka_unit_test(test_stored_blocks),
+        cmocka_unit_test(test_case_46_affine_blocks),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

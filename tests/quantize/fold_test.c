@@ -1,15 +1,17 @@
 /*
  * The basis is orthogonal for every kind of order, and a folded model computes the same logits: tiny-text and
- * demo, exact f32 on both sides, the tied head untied.
+ * demo, exact f32 on both sides, the tied head untied. So do its drafts, the first and those of a chain.
  *
  * SPDX-License-Identifier: MIT
  */
 #include "support/support.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "espalier/quantize.h"
 #include "quantize/overlay.h"
 #include "quantize/runner.h"
 
@@ -17,7 +19,7 @@ enum { N_TOK = 96 };
 
 static void test_orthogonal(void **state)
 {
-    static const uint32_t orders[] = {1, 2, 12, 20, 24, 64, 96, 160, 256, 5120};
+    static const uint32_t orders[] = {1, 2, 12, 20, 24, 40, 48, 64, 80, 96, 160, 256, 768, 2560, 3072, 5120};
     esp_error err;
 
     (void)state;
@@ -160,13 +162,162 @@ static void test_demo(void **state)
     same_logits("models/demo");
 }
 
+/* ---- drafts ---- */
+
+struct drafts {
+    float *first, *second; /* [N_TOK - 1][n_vocab], [N_TOK - 2][n_vocab] */
+    uint32_t n_vocab;
+};
+
+/* One pass of the draft layer: hidden rows in, logits and hidden rows out. */
+static void draft(struct esp_runner *r, struct esp_plan *plan, const int32_t *ids, uint32_t n,
+                  const float *in, float *out, float *logits)
+{
+    struct esp_batch_seq seq;
+    struct esp_batch b = {.n_tok = n,
+                          .ids = ids,
+                          .pos = (const int32_t(*)[3])r->pos,
+                          .n_seq = 1,
+                          .seqs = &seq,
+                          .n_out = n,
+                          .out_rows = r->rows,
+                          .logits = logits,
+                          .input = in,
+                          .hidden = out};
+    struct esp_state *s;
+    esp_error err;
+
+    for (uint32_t i = 0; i < n; i++) {
+        r->pos[i][0] = r->pos[i][1] = r->pos[i][2] = (int32_t)i;
+        r->rows[i] = i;
+    }
+    test_ok(esp_state_open(&s, r->pools, N_TOK, 0, &err), &err);
+    test_ok(esp_state_begin(s, n, ESP_PASS_WRITE, &seq, &err), &err);
+    test_ok(r->dev->ops->run(plan, &b, &err), &err);
+    test_ok(esp_state_commit(s, n, &err), &err);
+    esp_state_close(s);
+}
+
+static struct drafts run_drafts(const struct esp_config *c, const struct esp_source *src)
+{
+    const struct esp_runner_opts o = {
+        .level = esp_cpu_best(), .threads = 1, .context = N_TOK, .max_tok = N_TOK};
+    const struct esp_plan_opts p = {.max_tok = N_TOK, .max_out = N_TOK, .max_seq = 1, .context = N_TOK};
+    const size_t hidden = (size_t)N_TOK * c->hidden;
+    float *a = malloc(hidden * sizeof *a), *b = malloc(hidden * sizeof *b);
+    struct esp_plan *plan;
+    struct esp_net *net;
+    struct esp_runner r;
+    struct drafts d;
+    int32_t ids[N_TOK];
+    esp_error err;
+
+    test_ok(esp_net_load(&net, c, src, &err), &err);
+    assert_true(net->mtp.n_op > 0);
+    net->layout.n_attn++;
+    test_ok(esp_runner_open(&r, net, &o, &err), &err);
+    test_ok(r.dev->ops->compile(r.dev, &net->mtp, &r.pools->mem, &p, &plan, &err), &err);
+    d.n_vocab = r.n_vocab;
+    d.first = malloc((size_t)N_TOK * r.n_vocab * sizeof(float));
+    d.second = malloc((size_t)N_TOK * r.n_vocab * sizeof(float));
+    for (int i = 0; i < N_TOK; i++)
+        ids[i] = (i * 7919 + 13) % 4000;
+    draft(&r, r.plan, ids, N_TOK, NULL, a, d.first);
+    draft(&r, plan, ids + 1, N_TOK - 1, a, b, d.first);
+    draft(&r, plan, ids + 2, N_TOK - 2, b, NULL, d.second);
+    r.dev->ops->plan_free(plan);
+    esp_runner_close(&r);
+    esp_net_close(net);
+    free(a);
+    free(b);
+    return d;
+}
+
+static void same_rows(const float *a, const float *b, size_t n, const char *what)
+{
+    float worst = 0, size = 0;
+
+    for (size_t i = 0; i < n; i++) {
+        worst = fmaxf(worst, fabsf(a[i] - b[i]));
+        size = fmaxf(size, fabsf(a[i]));
+    }
+    assert_true(size > 1);
+    if (!(worst <= 1e-4f))
+        fail_msg("%s drafts: folded logits differ by %g", what, (double)worst);
+}
+
+/* The MTP layer's norms keep their gains; what a chain of drafts starts from is in the folded basis. */
+static void test_drafts(void **state)
+{
+    struct esp_checkpoint *ck;
+    struct esp_source *src;
+    struct esp_fold fold;
+    struct esp_overlay o;
+    struct drafts a, b;
+    esp_error err;
+
+    (void)state;
+    test_ok(esp_checkpoint_open(&ck, test_path("models/demo"), &err), &err);
+    test_ok(esp_source_checkpoint(&src, ck, &err), &err);
+    test_ok(esp_fold_open(&fold, &ck->config, src, src->mtp_norms_shifted, true, 1, &err), &err);
+    esp_overlay_init(&o, src, &fold);
+    o.source.has_mtp = true;
+    a = run_drafts(&ck->config, src);
+    b = run_drafts(&ck->config, &o.source);
+    same_rows(a.first, b.first, (size_t)(N_TOK - 1) * a.n_vocab, "first");
+    same_rows(a.second, b.second, (size_t)(N_TOK - 2) * a.n_vocab, "second");
+    free(a.first);
+    free(a.second);
+    free(b.first);
+    free(b.second);
+    esp_overlay_close(&o);
+    esp_fold_close(&fold);
+    src->close(src);
+    esp_checkpoint_close(ck);
+}
+
+/* What is written has the three tensors, and drafts as its source but for the rounding of 8-bit codes. */
+static void test_written(void **state)
+{
+    const esp_quantize_opts q = {
+        .method = "rtn", .bits = 8, .fold = ESP_FOLD_ON, .no_eval = true, .threads = 1};
+    struct esp_checkpoint *ck[2];
+    struct esp_source *src[2];
+    struct drafts d[2];
+    double err2 = 0, power = 0;
+    char out[512];
+    esp_error err;
+
+    (void)state;
+    snprintf(out, sizeof out, "%s/folded", test_tmpdir());
+    test_ok(esp_quantize(test_path("models/demo"), out, &q, NULL, NULL, NULL, &err), &err);
+    for (int i = 0; i < 2; i++) {
+        test_ok(esp_checkpoint_open(&ck[i], i ? out : test_path("models/demo"), &err), &err);
+        test_ok(esp_source_checkpoint(&src[i], ck[i], &err), &err);
+        assert_true(src[i]->has_mtp && src[i]->mtp_basis == (i == 1));
+        d[i] = run_drafts(&ck[i]->config, src[i]);
+    }
+    for (size_t i = 0; i < (size_t)(N_TOK - 2) * d[0].n_vocab; i++) {
+        const double e = (double)d[0].second[i] - (double)d[1].second[i];
+
+        err2 += e * e;
+        power += (double)d[0].second[i] * (double)d[0].second[i];
+    }
+    if (!(err2 < 1e-3 * power))
+        fail_msg("drafts of the written model are off by %g of their power", err2 / power);
+    for (int i = 0; i < 2; i++) {
+        free(d[i].first);
+        free(d[i].second);
+        src[i]->close(src[i]);
+        esp_checkpoint_close(ck[i]);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_orthogonal),
-        cmocka_unit_test(test_sides),
-        cmocka_unit_test(test_tiny),
-        cmocka_unit_test(test_demo),
+        cmocka_unit_test(test_orthogonal), cmocka_unit_test(test_sides),  cmocka_unit_test(test_tiny),
+        cmocka_unit_test(test_demo),       cmocka_unit_test(test_drafts), cmocka_unit_test(test_written),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

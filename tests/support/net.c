@@ -9,6 +9,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "engine/kv.h"
+
 #include "support/net.h"
 
 enum { MAX_PASS = 4096 };
@@ -61,6 +63,8 @@ void test_net_open(struct test_net *t, struct test_net_opts o)
     test_ok(esp_source_checkpoint(&t->src, t->ck, &err), &err);
     test_ok(esp_net_load(&t->net, &t->ck->config, t->src, &err), &err);
     t->net->layout.kv = o.kv;
+    if (o.scheme)
+        test_ok(esp_kv_choose(&t->net->layout, &t->net->config, o.scheme, &err), &err);
     t->net->layout.n_attn += o.mtp;
     test_ok(esp_layout_finish(&t->net->layout, &err), &err);
     test_device(&t->dev, &o);

@@ -47,10 +47,13 @@ static void remove_tmp(void)
 
 const char *test_tmpdir(void)
 {
+    const char *base = getenv("TMPDIR");
     char *d = tmp_dirs[n_tmp];
 
     assert_true(n_tmp < MAX_TMP);
-    strcpy(d, "/tmp/espalier-test-XXXXXX");
+    if (!base || base[0] != '/' || strlen(base) > 40)
+        base = "/tmp";
+    snprintf(d, sizeof tmp_dirs[0], "%s/espalier-test-XXXXXX", base);
     assert_non_null(mkdtemp(d));
     if (n_tmp++ == 0)
         atexit(remove_tmp);

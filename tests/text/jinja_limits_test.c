@@ -190,12 +190,8 @@ static void test_stack(void **state)
 
     (void)state;
     assert_int_equal(pthread_attr_init(&attr), 0);
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-    assert_int_equal(pthread_attr_setstacksize(&attr, 2 << 20),
-                     0); /* sanitizers put guards around every variable */
-#else
-    assert_int_equal(pthread_attr_setstacksize(&attr, 256 << 10), 0);
-#endif
+    /* sanitizers put guards around every variable */
+    assert_int_equal(pthread_attr_setstacksize(&attr, TEST_SANITIZED ? 2 << 20 : 256 << 10), 0);
     assert_int_equal(pthread_create(&thread, &attr, run_deep, &n_ok), 0);
     assert_int_equal(pthread_join(thread, NULL), 0);
     pthread_attr_destroy(&attr);

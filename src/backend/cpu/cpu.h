@@ -63,6 +63,9 @@ struct esp_plan {
     size_t scratch_bytes;
     _Atomic uint32_t *counters;    /* [n_step][STEP_COUNTERS] */
     const struct esp_batch *batch; /* of the running step */
+    _Atomic uint32_t
+        *kv_repaired; /* numbers that coded keys and values could not hold, since the plan was made */
+    bool told;        /* of them, once */
 };
 
 static inline float *plan_value(const struct esp_plan *p, esp_val v)
@@ -116,8 +119,8 @@ static inline uint8_t *plan_kv(const struct esp_plan *p, uint32_t page, uint32_t
 {
     const struct esp_layout *l = &p->pools.layout;
 
-    return (uint8_t *)p->pools.pages->host + (size_t)page * l->page_bytes + (size_t)layer * l->page_layer +
-           (size_t)(head * 2 + which) * l->kv_plane;
+    return (uint8_t *)p->pools.pages->host + (size_t)page * l->page_bytes +
+           esp_layout_plane(l, layer, head, which);
 }
 
 struct thread { /* what an op's code needs to know of its thread */

@@ -109,7 +109,9 @@ static void run_group(const struct esp_plan *p, const struct esp_op *op, const s
 {
     const struct esp_layout *l = &p->pools.layout;
     uint32_t last = pos + w->n_tok - 1; /* position of the last query */
+    const struct esp_kv_scheme *scheme = &l->layers[op->layer].scheme;
     struct esp_attend a = {.ld_kv = h->head_dim,
+                           .scheme = scheme,
                            .head_dim = h->head_dim,
                            .n_query = w->n_query,
                            .q = w->q,
@@ -135,7 +137,13 @@ static void run_group(const struct esp_plan *p, const struct esp_op *op, const s
         }
         a.k = plan_kv(p, s->pages[span], op->layer, kv_head, 0);
         a.v = plan_kv(p, s->pages[span], op->layer, kv_head, 1);
-        p->dev->k.attend[l->kv](&a, w->kernel);
+        a.k_next = span + 1 < (g + 1) * ATTEND_GROUP_SPANS && (span + 1) * ESP_SPAN <= last
+                       ? plan_kv(p, s->pages[span + 1], op->layer, kv_head, 0)
+                       : NULL;
+        if (esp_kv_coded(scheme))
+            p->dev->k.attend_codes(&a, w->kernel);
+        else
+            p->dev->k.attend[scheme->kind == ESP_KV_KIND_F32 ? ESP_KV_F32 : ESP_KV_BF16](&a, w->kernel);
     }
 }
 
@@ -146,6 +154,7 @@ static void store_query(const struct esp_plan *p, const struct esp_op *op, const
 
     for (uint32_t j = 0; j < h->head_dim; j++)
         y[j] = acc[j] / sum;
+    esp_kv_unrotate(&p->pools.layout.layers[op->layer].scheme, h->head_dim, y);
 }
 
 /* All groups in order on this thread: many rows, or a context of one group. */
@@ -284,13 +293,28 @@ void esp_cpu_op_attend(const struct thread *t, const struct esp_op *op)
     second_phase(t, op, &h);
 }
 
-/* Rows of keys and values into their pages; a task is one token. */
+/* One row of keys (which = 0) or values of one head at dst; returns how many numbers had to be repaired. */
+static uint32_t append_row(const struct esp_plan *p, const struct esp_layout_kv *a, const float *x,
+                           uint32_t which, uint8_t *dst)
+{
+    const uint32_t d = p->pools.layout.head_dim;
+
+    if (a->scheme.kind != ESP_KV_KIND_BF16)
+        return which ? esp_kv_encode_value(&a->scheme, d, x, dst) : esp_kv_encode_key(&a->scheme, d, x, dst);
+    p->dev->k.f32_to_bf16(x, (uint16_t *)(void *)dst, d);
+    return 0;
+}
+
+/* Rows of keys and values into their pages; a task is one token. They are there, encoded, before any query of
+ * the step reads them, so what a query sees does not depend on where a prompt is cut. */
 void esp_cpu_op_kv_append(const struct thread *t, const struct esp_op *op)
 {
     const struct esp_plan *p = t->p;
     const struct esp_layout *l = &p->pools.layout;
+    const struct esp_layout_kv *a = &l->layers[op->layer];
     const struct esp_batch *b = p->batch;
     const float *src[2] = {plan_value(p, op->a), plan_value(p, op->b)};
+    uint32_t repaired = 0;
 
     for (uint32_t i = 0; i < b->n_seq; i++) {
         const struct esp_batch_seq *s = &b->seqs[i];
@@ -300,14 +324,13 @@ void esp_cpu_op_kv_append(const struct thread *t, const struct esp_op *op)
 
             for (uint32_t h = 0; h < l->n_kv_head * 2; h++) {
                 const float *x = src[h & 1] + ((size_t)(s->tok0 + j) * l->n_kv_head + h / 2) * l->head_dim;
-                uint8_t *dst = plan_kv(p, s->pages[pos / ESP_SPAN], op->layer, h / 2, h & 1) +
-                               pos % ESP_SPAN * l->kv_row;
 
-                if (l->kv == ESP_KV_BF16)
-                    p->dev->k.f32_to_bf16(x, (uint16_t *)(void *)dst, l->head_dim);
-                else
-                    memcpy(dst, x, l->kv_row);
+                repaired += append_row(p, a, x, h & 1,
+                                       plan_kv(p, s->pages[pos / ESP_SPAN], op->layer, h / 2, h & 1) +
+                                           (size_t)(pos % ESP_SPAN) * (h & 1 ? a->v_row : a->k_row));
             }
         }
     }
+    if (repaired)
+        atomic_fetch_add_explicit(p->kv_repaired, repaired, memory_order_relaxed);
 }

@@ -105,9 +105,10 @@ static esp_status lay_out(struct esp_plan *p, esp_error *err)
     p->steps = esp_alloc_array(t->n_op, sizeof *p->steps);
     p->linears = esp_alloc_array(t->n_op, sizeof *p->linears);
     p->value_off = esp_alloc_array(t->n_value, sizeof *p->value_off);
-    p->counters = esp_alloc_array((size_t)t->n_op * STEP_COUNTERS, sizeof *p->counters);
+    p->counters = esp_alloc_array((size_t)t->n_op * STEP_COUNTERS + 1, sizeof *p->counters);
     if (!p->steps || !p->linears || !p->value_off || !p->counters)
         return esp_fail(err, ESP_ENOMEM, "plan of %u ops: out of memory", t->n_op);
+    p->kv_repaired = p->counters + (size_t)t->n_op * STEP_COUNTERS;
     make_steps(p);
     p->values_bytes = esp_place_values(t, &p->opts, p->value_off);
     p->rope_bytes = pad64((size_t)p->opts.max_tok * 2 * t->rope.n_half * sizeof(float));

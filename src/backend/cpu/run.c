@@ -5,6 +5,8 @@
  */
 #include "backend/cpu/cpu.h"
 
+#include "base/log.h"
+
 #include "backend/check.h"
 
 static void run_op(const struct thread *t, const struct step *s)
@@ -71,6 +73,19 @@ static void walk(void *arg, uint32_t tid, uint32_t n_thread)
     }
 }
 
+/* Say once that keys or values were not finite or too large: the model or the input is at fault, not the
+ * cache. */
+static void tell_repaired(struct esp_plan *p)
+{
+    const uint32_t n = atomic_load_explicit(p->kv_repaired, memory_order_relaxed);
+
+    if (n == 0 || p->told)
+        return;
+    p->told = true;
+    esp_log(ESP_LOG_WARNING,
+            "%u keys and values of a step were NaN or beyond 65504; coded caches keep 0 or 65504 instead", n);
+}
+
 esp_status esp_cpu_run(struct esp_plan *p, const struct esp_batch *b, esp_error *err)
 {
     ESP_TRY(esp_batch_check(b, p->tape, &p->pools, &p->opts, err));
@@ -78,5 +93,6 @@ esp_status esp_cpu_run(struct esp_plan *p, const struct esp_batch *b, esp_error 
     for (uint32_t i = 0; i < p->n_step * STEP_COUNTERS; i++)
         atomic_store_explicit(&p->counters[i], 0, memory_order_relaxed);
     esp_pool_run(p->dev->pool, walk, p);
+    tell_repaired(p);
     return ESP_OK;
 }

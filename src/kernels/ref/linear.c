@@ -275,10 +275,12 @@ static void product_int8x2(const struct esp_weight *w, const void *act, uint32_t
 void esp_ref_init_linear(struct esp_kernels *k)
 {
     static const struct esp_linear by_act[ESP_ACT_COUNT] = {
-        [ESP_ACT_F32] = {prepared_f32, NULL, product_f32},
-        [ESP_ACT_BF16] = {prepared_bf16, prepare_bf16, product_bf16},
-        [ESP_ACT_INT8X2] = {prepared_int8x2, prepare_int8x2, product_int8x2},
-        [ESP_ACT_INT8] = {prepared_int8, prepare_int8, product_int8},
+        [ESP_ACT_F32] = {.prepared_bytes = prepared_f32, .prepare = NULL, .product = product_f32},
+        [ESP_ACT_BF16] = {.prepared_bytes = prepared_bf16, .prepare = prepare_bf16, .product = product_bf16},
+        [ESP_ACT_INT8X2] = {.prepared_bytes = prepared_int8x2,
+                            .prepare = prepare_int8x2,
+                            .product = product_int8x2},
+        [ESP_ACT_INT8] = {.prepared_bytes = prepared_int8, .prepare = prepare_int8, .product = product_int8},
     };
 
     for (int f = 0; f < ESP_FORMAT_COUNT; f++) {

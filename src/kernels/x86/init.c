@@ -20,6 +20,7 @@ void esp_kernels_init_avx2(struct esp_kernels *k)
     esp_rows_init_avx2(k);
     esp_delta_init_avx2(k);
     esp_attend_init_avx2(k);
+    esp_attend_kv_init_avx2(k);
 }
 
 void esp_kernels_init_avx512(struct esp_kernels *k)
@@ -31,4 +32,5 @@ void esp_kernels_init_avx512(struct esp_kernels *k)
     esp_rows_init_avx512(k);
     esp_delta_init_avx512(k);
     esp_attend_init_avx512(k);
+    esp_attend_kv_init_avx512(k);
 }

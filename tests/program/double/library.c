@@ -104,6 +104,24 @@ void esp_model_describe(const esp_model *m, esp_model_info *out)
     snprintf(out->weights, sizeof out->weights, "bf16");
 }
 
+esp_status esp_adapter_open(esp_adapter **out, esp_model *m, const char *path, esp_error *err)
+{
+    (void)out;
+    (void)m;
+    return esp_fail(err, ESP_ENOTFOUND, "%s: the test double has no adapters", path);
+}
+
+void esp_adapter_close(esp_adapter *a)
+{
+    (void)a;
+}
+
+void esp_adapter_describe(const esp_adapter *a, esp_adapter_info *out)
+{
+    (void)a;
+    *out = (esp_adapter_info){.n_modules = 0};
+}
+
 /* ---- text ---- */
 
 esp_status esp_tokenize(const esp_model *m, const char *text, size_t len, bool trusted, esp_token *out,

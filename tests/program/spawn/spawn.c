@@ -132,7 +132,8 @@ struct run run_with(const struct run_how *how, const char *const argv[])
             close(out[0]);
             p[0].fd = out[0] = -1;
         }
-        if (how->signal && !signalled && r.n_out) {
+        if (how->signal && !signalled &&
+            (how->signal_on ? strstr(r.err, how->signal_on) != NULL : r.n_out > 0)) {
             signalled = true;
             interrupt(how, pid);
         }

@@ -16,11 +16,12 @@ struct run {
 };
 
 struct run_how {
-    const char *input;  /* NULL: /dev/null */
-    const char *env[4]; /* NAME=VALUE on top of the test's own, NULL ends */
-    const char *output; /* write standard output to this file instead */
-    int close_after;    /* > 0: close the reading end of standard output after so many bytes */
-    int signal;         /* > 0: send it once something has been printed; -1 and below: twice */
+    const char *input;     /* NULL: /dev/null */
+    const char *env[4];    /* NAME=VALUE on top of the test's own, NULL ends */
+    const char *output;    /* write standard output to this file instead */
+    int close_after;       /* > 0: close the reading end of standard output after so many bytes */
+    int signal;            /* > 0: send it once something has been printed; -1 and below: twice */
+    const char *signal_on; /* not before this is among the errors, whatever has been printed */
 };
 
 /* Run argv[0] with its arguments (NULL ends). Fails the test when it cannot be started or takes over a

@@ -9,7 +9,7 @@
  *
  * SPDX-License-Identifier: MIT
  */
-#include "backend/cuda/plugin/device.cuh"
+#include "backend/cuda/plugin/start.cuh"
 
 enum {
     QUERIES = 16,
@@ -29,6 +29,8 @@ static __device__ __forceinline__ uint8_t *kv_at(const cu_kv &kv, uint32_t page,
 
 static __global__ void kv_append(cu_kv kv, const float *k, const float *v, cu_batch b)
 {
+    cu_let_next_start();
+    cu_wait_for_inputs();
     const uint32_t tok = blockIdx.x, width = kv.n_kv * kv.dim;
     const cu_seq s = b.seqs[b.tok_seq[tok]];
     const uint32_t pos = s.n + tok - s.tok0, page = b.pages[s.page0 + pos / CU_SPAN];
@@ -48,7 +50,7 @@ static __global__ void kv_append(cu_kv kv, const float *k, const float *v, cu_ba
 void cu_kv_append(cudaStream_t s, const struct cu_kv *kv, const float *k, const float *v,
                   const struct cu_batch *b, uint32_t n_tok)
 {
-    kv_append<<<dim3(n_tok, 2), 256, 0, s>>>(*kv, k, v, *b);
+    cu_start(s, kv_append, dim3(n_tok, 2), 256, 0, *kv, k, v, *b);
 }
 
 /* ---- merging
@@ -87,6 +89,8 @@ static __device__ __forceinline__ float *part_at(const cu_attention &a, uint32_t
 
 static __global__ void __launch_bounds__(128) merge(cu_attention a, cu_batch b)
 {
+    cu_let_next_start();
+    cu_wait_for_inputs();
     const uint32_t tok = blockIdx.y, head = blockIdx.x;
     const cu_seq s = b.seqs[b.tok_seq[tok]];
     const uint32_t n_span = (s.n + tok - s.tok0) / CU_SPAN + 1;
@@ -335,6 +339,8 @@ template <int NP, bool SPLIT>
 static __global__ void __launch_bounds__(THREADS)
     attend_tensor(const __grid_constant__ cu_attention a, const __grid_constant__ cu_batch b)
 {
+    cu_let_next_start();
+    cu_wait_for_inputs();
     extern __shared__ __align__(128) uint8_t shared[];
     __shared__ float span_m[QUERIES], span_l[QUERIES];
     const uint32_t lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane >> 2, t = lane & 3,
@@ -433,6 +439,8 @@ template <bool SPLIT>
 static __global__ void __launch_bounds__(THREADS)
     attend_plain(const __grid_constant__ cu_attention a, const __grid_constant__ cu_batch b)
 {
+    cu_let_next_start();
+    cu_wait_for_inputs();
     __shared__ float score[QUERIES * SCORE_LD], span_m[QUERIES], span_l[QUERIES];
     extern __shared__ __align__(16) float plain_shared[]; /* [QUERIES][dim] running sums, unused when split */
     const uint32_t lane = threadIdx.x & 31, warp = threadIdx.x >> 5, dim = a.kv.dim;
@@ -503,13 +511,13 @@ template <bool SPLIT> static void launch(cudaStream_t s, const cu_attention *a, 
     const uint32_t dim = a->kv.dim, bytes = tensor_layout(dim).total;
 
     if (!a->kv.bf16 || dim % 32)
-        attend_plain<SPLIT><<<grid, THREADS, SPLIT ? 0 : QUERIES * dim * 4, s>>>(*a, *b);
+        cu_start(s, attend_plain<SPLIT>, grid, THREADS, SPLIT ? 0 : QUERIES * dim * 4, *a, *b);
     else if (dim <= 128)
-        attend_tensor<1, SPLIT><<<grid, THREADS, bytes, s>>>(*a, *b);
+        cu_start(s, attend_tensor<1, SPLIT>, grid, THREADS, bytes, *a, *b);
     else if (dim <= 256)
-        attend_tensor<2, SPLIT><<<grid, THREADS, bytes, s>>>(*a, *b);
+        cu_start(s, attend_tensor<2, SPLIT>, grid, THREADS, bytes, *a, *b);
     else
-        attend_tensor<4, SPLIT><<<grid, THREADS, bytes, s>>>(*a, *b);
+        cu_start(s, attend_tensor<4, SPLIT>, grid, THREADS, bytes, *a, *b);
 }
 
 void cu_attend(cudaStream_t s, const struct cu_attention *a, const struct cu_batch *b,
@@ -520,7 +528,7 @@ void cu_attend(cudaStream_t s, const struct cu_attention *a, const struct cu_bat
 
     if (h->n_tok <= CU_SPLIT_TOKENS && h->max_span > 1) {
         launch<true>(s, a, b, dim3(h->max_span, a->kv.n_kv, h->n_seq * n_block));
-        merge<<<dim3(a->n_head, h->n_tok), 128, 0, s>>>(*a, *b);
+        cu_start(s, merge, dim3(a->n_head, h->n_tok), 128, 0, *a, *b);
     } else {
         launch<false>(s, a, b, dim3(n_block, a->kv.n_kv, h->n_seq));
     }

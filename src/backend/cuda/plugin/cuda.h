@@ -40,6 +40,7 @@ enum {
     CUDA_HOST_ROWS = 16,    /* of them in page-locked memory at once */
     CUDA_GRAPH_TOKENS = 16, /* steps of up to so many tokens are captured as graphs */
     CUDA_MAX_GRAPH = 32,
+    CUDA_EXPAND_BYTES = 256 << 20, /* room for expanded code values at most, if 16 tiles fit */
     CUDA_SPREAD_ROWS = 256, /* products of up to so many rows may be spread over more blocks by parts */
 };
 
@@ -55,6 +56,8 @@ struct cuda_step {
 
 struct cuda_graph {
     struct cu_shape shape; /* zeros: a free place */
+    bool hidden;           /* keeps hidden rows */
+    bool plain;            /* a driver that cannot capture it: kernels are started one by one */
     cudaGraphExec_t exec;  /* NULL: seen once */
 };
 
@@ -68,7 +71,8 @@ struct esp_plan {
     const struct esp_tape *tape;
     struct esp_pools pools;
     struct esp_plan_opts opts;
-    uint32_t n_term; /* bf16 terms of an activation in products */
+    uint32_t n_term;  /* bf16 terms of an activation in products */
+    uint32_t n_coded; /* f16 terms in products with coded weights: two, or three; 0 where there are none */
     struct cuda_step *steps;
     uint32_t n_step;
     struct cuda_weight **weights; /* [n_op] NULL where the op has none */
@@ -76,7 +80,11 @@ struct esp_plan {
     const float **vec0, **vec1;   /* [n_op] device copies */
     /* Offsets into device scratch. */
     size_t values_bytes, act_term, act_bytes, rope_bytes, parts_bytes, spread_bytes, logits_bytes, vec_bytes;
-    size_t act_off, rope_off, parts_off, spread_off, logits_off, vec_off, batch_off, scratch_bytes;
+    size_t input_bytes, hidden_bytes; /* rows of the tape's INPUT and HIDDEN, which no value overlaps */
+    size_t input_off, hidden_off;
+    size_t expand_bytes; /* code values of a range of tiles of a coded weight */
+    size_t act_off, rope_off, parts_off, spread_off, expand_off, logits_off, vec_off, batch_off,
+        scratch_bytes;
     uint32_t act_rows, part_spans, logit_rows, host_rows;
     struct cuda_batch_layout bl;
     uint8_t *scratch;   /* device */
@@ -120,6 +128,8 @@ esp_status cuda_use(const struct cuda_dev *d, esp_error *err);
 esp_status cuda_weight_take(struct cuda_dev *d, const struct esp_weight *w, struct cuda_weight **out,
                             esp_error *err);
 void cuda_weight_release(struct cuda_weight *w);
+/* Shape and cuts of a weight's copy on a device; codes and scales are NULL. */
+struct cu_weight cuda_weight_describe(const struct esp_weight *w);
 
 /* plan.c */
 bool cuda_can(const struct esp_dev *d, const struct esp_op *op);

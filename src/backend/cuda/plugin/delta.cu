@@ -14,7 +14,7 @@
  *
  * SPDX-License-Identifier: MIT
  */
-#include "backend/cuda/plugin/device.cuh"
+#include "backend/cuda/plugin/start.cuh"
 
 enum { COLS = 32, ROWS = 32, THREADS = 256 };
 #define L2_EPS 1e-6f /* inside the square root of the q and k norms, as in the model reference */
@@ -29,6 +29,8 @@ enum {
 static __global__ void __launch_bounds__(256)
     conv(const __grid_constant__ cu_delta d, const float *x, const float *w, float *y, cu_batch b)
 {
+    cu_let_next_start();
+    cu_wait_for_inputs();
     const uint32_t c = blockIdx.x * 256 + threadIdx.x;
     const cu_seq s = b.seqs[blockIdx.z];
     const uint32_t i0 = blockIdx.y * CONV_ROWS, i1 = min(i0 + CONV_ROWS, s.n_tok);
@@ -72,8 +74,8 @@ static __global__ void __launch_bounds__(256)
 void cu_conv(cudaStream_t s, const struct cu_delta *d, const float *x, const float *w, float *y,
              const struct cu_batch *b, const struct cu_shape *h)
 {
-    conv<<<dim3((d->conv_dim + 255) / 256, (h->max_seq_tok + CONV_ROWS - 1) / CONV_ROWS, h->n_seq), 256, 0,
-           s>>>(*d, x, w, y, *b);
+    cu_start(s, conv, dim3((d->conv_dim + 255) / 256, (h->max_seq_tok + CONV_ROWS - 1) / CONV_ROWS, h->n_seq),
+             256, 0, *d, x, w, y, *b);
 }
 
 /* ---- the delta rule
@@ -83,8 +85,7 @@ struct room {                /* shared memory of a block */
     float *k;                /* [CU_CHUNK][ld] unit keys of the chunk */
     float *s;                /* [COLS][ld] the block's rows of the state */
     float *q;                /* [rows][ld] unit queries times dk^-1/2 of the rows at hand */
-    float *a, *b;            /* [rows][CU_CHUNK] decayed k_i . k_j and q_i . k_j */
-    float *log;              /* log decays, where b will be */
+    float *a, *b;            /* [rows][CU_CHUNK] decayed k_i . k_j and q_i . k_j; first log decays */
     float *u;                /* [CU_CHUNK][COLS] */
     float *sk, *sq;          /* [rows][COLS] S k_i and S q_i */
     float *g, *beta, *whole; /* [CU_CHUNK] log decays; [ROWS] write strengths; [ROWS] exp(E_i) */
@@ -106,7 +107,6 @@ static __device__ __forceinline__ room carve(float *p, uint32_t dk, uint32_t row
     r.q = r.s + COLS * (dk + 4);
     r.a = r.q + rows * (dk + 4);
     r.b = r.a + rows * CU_CHUNK;
-    r.log = r.b;
     r.u = r.b + rows * CU_CHUNK;
     r.sk = r.u + CU_CHUNK * COLS;
     r.sq = r.sk + rows * COLS;
@@ -150,12 +150,33 @@ static __device__ __forceinline__ float fma4(float4 a, float4 b, float s)
     return fmaf(a.w, b.w, fmaf(a.z, b.z, fmaf(a.y, b.y, fmaf(a.x, b.x, s))));
 }
 
+static __device__ __forceinline__ float sum8(float v)
+{
+    v += __shfl_xor_sync(0xffffffffu, v, 4);
+    v += __shfl_xor_sync(0xffffffffu, v, 2);
+    v += __shfl_xor_sync(0xffffffffu, v, 1);
+    return v;
+}
+
 /* exp(sum of g[j+1..i]) comes from these running sums, from j = i downwards; *whole = exp(sum of g[0..i]). */
 static __device__ __forceinline__ void log_decays(const float *g, uint32_t i, float *out, float *whole)
 {
     float sum = 0;
+    uint32_t j = i;
 
-    for (uint32_t j = i; j > 0; j--) {
+    for (; j >= 8; j -= 8) { /* loads first: each sum waits for the one before, not for memory too */
+        float v[8];
+
+#pragma unroll
+        for (uint32_t m = 0; m < 8; m++)
+            v[m] = g[j - m];
+#pragma unroll
+        for (uint32_t m = 0; m < 8; m++) {
+            out[j - m] = sum;
+            sum += v[m];
+        }
+    }
+    for (; j > 0; j--) {
         out[j] = sum;
         sum += g[j];
     }
@@ -163,82 +184,57 @@ static __device__ __forceinline__ void log_decays(const float *g, uint32_t i, fl
     *whole = expf(sum + g[0]);
 }
 
-/* Add v over the 8 lanes of a task: lane e is left with sums 4e .. 4e+3 of 32. Lanes e and e + 4 first, then
- * 2, then 1. */
-static __device__ __forceinline__ void scatter_sums(float v[32], uint32_t e)
-{
-#pragma unroll
-    for (int step = 4; step; step >>= 1) {
-        const bool upper = (e & step) != 0;
-
-#pragma unroll
-        for (int m = 0; m < 4 * step; m++) {
-            const float send = upper ? v[m] : v[m + 4 * step], stay = upper ? v[m + 4 * step] : v[m];
-
-            v[m] = stay + __shfl_xor_sync(0xffffffffu, send, step);
-        }
-    }
-}
-
 /*
- * Dot products of rows [row0, row0 + n) with the keys up to each and with the state: tasks of four rows and
- * four partners, 8 lanes a task. Lane e ends with row e / 2 of the task: sums with the key (e even) or the
- * query (e odd).
+ * Dot products of rows [row0, row0 + n) with the keys up to each and with the state: tasks of one row and
+ * four partners, 8 lanes a task.
  */
 static __device__ __forceinline__ void products(const room &r, uint32_t dk, uint32_t row0, uint32_t n)
 {
     const uint32_t e = threadIdx.x & 7, ld = dk + 4, key_tiles = (row0 + n + 3) / 4,
                    tiles = key_tiles + COLS / 4;
-    const uint32_t n_task = (n + 3) / 4 * tiles;
+    const uint32_t n_task = n * tiles;
 
     for (uint32_t task0 = 0; task0 < n_task; task0 += THREADS / 8) {
         const uint32_t task = task0 + threadIdx.x / 8;
         const bool live = task < n_task;
-        const uint32_t i0 = live ? task / tiles * 4 : 0,
+        const uint32_t i = live ? task / tiles : 0,
                        tile = live ? task % tiles : 0; /* idle lanes shuffle along */
         const float *partner = tile < key_tiles ? r.k + tile * 4 * ld : r.s + (tile - key_tiles) * 4 * ld;
-        float v[32] = {}; /* [row][key, query][partner] */
+        const float *k = r.k + (row0 + i) * ld, *q = r.q + i * ld;
+        float sk[4] = {0, 0, 0, 0}, sq[4] = {0, 0, 0, 0};
 
         for (uint32_t c = e * 4; c < dk; c += 32) {
-            float4 p[4];
+            const float4 kv = *reinterpret_cast<const float4 *>(k + c),
+                         qv = *reinterpret_cast<const float4 *>(q + c);
 
 #pragma unroll
-            for (int j = 0; j < 4; j++)
-                p[j] = *reinterpret_cast<const float4 *>(partner + j * ld + c);
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                const uint32_t row = min(i0 + i, n - 1);
-                const float4 kv = *reinterpret_cast<const float4 *>(r.k + (row0 + row) * ld + c);
-                const float4 qv = *reinterpret_cast<const float4 *>(r.q + row * ld + c);
+            for (int j = 0; j < 4; j++) {
+                const float4 p = *reinterpret_cast<const float4 *>(partner + j * ld + c);
 
-#pragma unroll
-                for (int j = 0; j < 4; j++) {
-                    v[i * 8 + j] = fma4(p[j], kv, v[i * 8 + j]);
-                    v[i * 8 + 4 + j] = fma4(p[j], qv, v[i * 8 + 4 + j]);
-                }
+                sk[j] = fma4(p, kv, sk[j]);
+                sq[j] = fma4(p, qv, sq[j]);
             }
         }
-        scatter_sums(v, e);
-        const uint32_t i = i0 + e / 2;
-        const bool keys = live && i < n && tile < key_tiles;
-        float decay[4] = {};
-
 #pragma unroll
-        for (uint32_t j = 0; j < 4; j++)
-            if (keys && tile * 4 + j <= row0 + i)
-                decay[j] = expf(r.log[i * CU_CHUNK + tile * 4 + j]);
-        __syncwarp(); /* b takes the place of what was just read, by a neighbour too */
-        if (!live || i >= n)
-            continue;
-        if (tile >= key_tiles) {
-            *reinterpret_cast<float4 *>((e & 1 ? r.sq : r.sk) + i * COLS + (tile - key_tiles) * 4) =
-                make_float4(v[0], v[1], v[2], v[3]);
-            continue;
+        for (int j = 0; j < 4; j++) {
+            sk[j] = sum8(sk[j]);
+            sq[j] = sum8(sq[j]);
         }
-#pragma unroll
-        for (uint32_t j = 0; j < 4; j++)
-            if (tile * 4 + j <= row0 + i)
-                (e & 1 ? r.b : r.a)[i * CU_CHUNK + tile * 4 + j] = decay[j] * v[j];
+        if (!live || e >= 4)
+            continue;
+        const float vk = e == 0 ? sk[0] : e == 1 ? sk[1] : e == 2 ? sk[2] : sk[3];
+        const float vq = e == 0 ? sq[0] : e == 1 ? sq[1] : e == 2 ? sq[2] : sq[3];
+
+        if (tile >= key_tiles) {
+            r.sk[i * COLS + (tile - key_tiles) * 4 + e] = vk;
+            r.sq[i * COLS + (tile - key_tiles) * 4 + e] = vq;
+        } else if (tile * 4 + e <= row0 + i) {
+            const uint32_t at = i * CU_CHUNK + tile * 4 + e;
+            const float decay = expf(r.a[at]);
+
+            r.a[at] = decay * vk;
+            r.b[at] = decay * vq;
+        }
     }
 }
 
@@ -341,6 +337,15 @@ static __device__ __forceinline__ void fold(const cu_delta &d, const room &r, sp
     __syncthreads();
 }
 
+/* Four floats into shared memory, without waiting: a block reads up to 60 KB and has no other work meanwhile.
+ */
+static __device__ __forceinline__ void copy_4(float *to, const float *from)
+{
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"((uint32_t)__cvta_generic_to_shared(to)),
+                 "l"(from)
+                 : "memory");
+}
+
 /* Committed open rows [0, n) and the state, from the slot. */
 static __device__ __forceinline__ void load_open(const cu_delta &d, const room &r, const span_of &w,
                                                  uint32_t n)
@@ -356,17 +361,24 @@ static __device__ __forceinline__ void load_open(const cu_delta &d, const room &
     for (uint32_t e = threadIdx.x; e < COLS * per; e += THREADS) {
         const uint32_t c = e / per, i = e % per * 4;
 
-        *reinterpret_cast<float4 *>(r.s + c * ld + i) =
-            c < w.n_col ? *reinterpret_cast<const float4 *>(s + (size_t)c * d.dk + i)
-                        : make_float4(0, 0, 0, 0);
+        if (c < w.n_col)
+            copy_4(r.s + c * ld + i, s + (size_t)c * d.dk + i);
+        else
+            *reinterpret_cast<float4 *>(r.s + c * ld + i) = make_float4(0, 0, 0, 0);
     }
     for (uint32_t e = threadIdx.x; e < n * per; e += THREADS)
-        *reinterpret_cast<float4 *>(r.k + e / per * ld + e % per * 4) =
-            *reinterpret_cast<const float4 *>(k + (size_t)e * 4);
-    for (uint32_t e = threadIdx.x; e < n * COLS; e += THREADS)
-        r.u[e] = e % COLS < w.n_col ? u[(size_t)(e / COLS) * d.dv + e % COLS] : 0.0f;
+        copy_4(r.k + e / per * ld + e % per * 4, k + (size_t)e * 4);
+    for (uint32_t e = threadIdx.x; e < n * (COLS / 4); e += THREADS) {
+        const uint32_t row = e / (COLS / 4), c = e % (COLS / 4) * 4;
+
+        if (c < w.n_col) /* both are multiples of 4 */
+            copy_4(r.u + row * COLS + c, u + (size_t)row * d.dv + c);
+        else
+            *reinterpret_cast<float4 *>(r.u + row * COLS + c) = make_float4(0, 0, 0, 0);
+    }
     for (uint32_t e = threadIdx.x; e < n; e += THREADS)
         r.g[e] = g[e];
+    asm volatile("cp.async.wait_all;" ::: "memory");
     __syncthreads();
 }
 
@@ -400,7 +412,7 @@ static __device__ __forceinline__ void load_rows(const cu_delta &d, const room &
     }
     __syncthreads();
     if (threadIdx.x < n)
-        log_decays(r.g, row0 + threadIdx.x, r.log + threadIdx.x * CU_CHUNK, &r.whole[threadIdx.x]);
+        log_decays(r.g, row0 + threadIdx.x, r.a + threadIdx.x * CU_CHUNK, &r.whole[threadIdx.x]);
     __syncthreads();
 }
 
@@ -408,6 +420,8 @@ static __global__ void __launch_bounds__(THREADS)
     delta_rule(const __grid_constant__ cu_delta d, const float *c, const float *gates, float *o, cu_batch b,
                uint32_t rows, bool crosses)
 {
+    cu_let_next_start();
+    cu_wait_for_inputs();
     extern __shared__ __align__(16) float shared[];
     const room r = carve(shared, d.dk, rows);
     const cu_seq s = b.seqs[blockIdx.z];
@@ -446,6 +460,8 @@ static __global__ void __launch_bounds__(THREADS)
 static __global__ void __launch_bounds__(32)
     store_rows(const __grid_constant__ cu_delta d, const float *c, const float *gates, cu_batch b)
 {
+    cu_let_next_start();
+    cu_wait_for_inputs();
     const cu_seq s = b.seqs[blockIdx.z];
     const uint32_t end = s.n + s.n_tok, rep = d.vh / d.kh, kh = blockIdx.y;
     /* a write-through pass keeps its last chunk's rows, a journalled one all of them */
@@ -469,10 +485,10 @@ void cu_delta_rule(cudaStream_t s, const struct cu_delta *d, const float *c, con
 {
     const uint32_t rows = h->max_seq_tok < ROWS ? h->max_seq_tok : ROWS;
 
-    delta_rule<<<dim3((d->dv + COLS - 1) / COLS, d->vh, h->n_seq), THREADS,
-                 room_floats(d->dk, rows) * sizeof(float), s>>>(*d, c, gates, o, *b, rows, h->crosses != 0);
+    cu_start(s, delta_rule, dim3((d->dv + COLS - 1) / COLS, d->vh, h->n_seq), THREADS,
+             room_floats(d->dk, rows) * sizeof(float), *d, c, gates, o, *b, rows, h->crosses != 0);
     if (h->crosses)
-        store_rows<<<dim3(CU_CHUNK, d->kh, h->n_seq), 32, 0, s>>>(*d, c, gates, *b);
+        cu_start(s, store_rows, dim3(CU_CHUNK, d->kh, h->n_seq), 32, 0, *d, c, gates, *b);
 }
 
 cudaError_t cu_delta_setup(uint32_t dk)

@@ -7,6 +7,7 @@
 #include "backend/cuda/plugin/cuda.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/mem.h"
@@ -162,6 +163,7 @@ static esp_status check_count(uint32_t index, esp_error *err)
 /* Compute capability, code for it in this build, shared memory. */
 static esp_status look_at(struct cuda_dev *d, esp_error *err)
 {
+    const char *early = getenv("ESPALIER_CUDA_EARLY"); /* 0: kernels one after another, as in start.cuh */
     int major = 0, minor = 0, shared = 0;
     struct cudaDeviceProp props;
     cudaError_t e;
@@ -182,13 +184,14 @@ static esp_status look_at(struct cuda_dev *d, esp_error *err)
     if (e != cudaSuccess)
         return cuda_failed(err, e, "loading kernels");
     d->tiled = shared >= CU_TILED_SHARED;
-    d->early = major >= 9;
+    d->early = major >= 9 && !(early && early[0] == '0');
     d->n_multiprocessor = (uint32_t)props.multiProcessorCount;
     if (d->tiled) {
         CUDA_TRY(cu_linear_setup_bf16(), "setting up products");
         CUDA_TRY(cu_linear_setup_q2(), "setting up products");
         CUDA_TRY(cu_linear_setup_q4(), "setting up products");
         CUDA_TRY(cu_linear_setup_q8(), "setting up products");
+        CUDA_TRY(cu_linear_setup_coded(), "setting up products");
     }
     snprintf(d->base.name, sizeof d->base.name, "cuda:%d (%.40s)", d->index, props.name);
     CUDA_TRY(cudaStreamCreateWithFlags(&d->stream, cudaStreamNonBlocking), "making a stream");

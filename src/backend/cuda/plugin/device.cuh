@@ -10,6 +10,7 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include "backend/cuda/plugin/coded.h"
 #include "backend/cuda/plugin/kernels.h"
 
 static __device__ __forceinline__ float cu_bf16(uint16_t v)
@@ -128,14 +129,89 @@ static __device__ __forceinline__ void cu_emit8(const cu_act &a, uint32_t row, u
         a.sums[(size_t)(k >> 5) * a.max_row + row] = sum;
 }
 
+/* Largest over a block of whole warps of values that are not negative, the same for every thread. */
+static __device__ __forceinline__ float cu_block_max(float v, float *red)
+{
+    const uint32_t lane = threadIdx.x & 31, warp = threadIdx.x >> 5, n = blockDim.x >> 5;
+    float most;
+
+#pragma unroll
+    for (int m = 16; m; m >>= 1)
+        v = fmaxf(v, __shfl_xor_sync(0xffffffffu, v, m));
+    __syncthreads(); /* red may still be read from an earlier one */
+    if (lane == 0)
+        red[warp] = v;
+    __syncthreads();
+    most = red[0];
+    for (uint32_t i = 1; i < n; i++)
+        most = fmaxf(most, red[i]);
+    return most;
+}
+
+/* The power of two that brings a row's largest magnitude to [2^13, 2^14); 1 where it is infinite. */
+static __device__ __forceinline__ float cu_coded_power(float most)
+{
+    const int e = (int)(__float_as_uint(most) >> 23 & 0xff) - 127, up = 13 - e < 126 ? 13 - e : 126;
+
+    return e == 128 ? 1.0f : __uint_as_float((uint32_t)(up + 127) << 23);
+}
+
+/* Elements of a row times `up`, as f16 terms: 8 from place k on. */
+static __device__ __forceinline__ void cu_emit8_coded(const cu_act &a, uint32_t row, uint32_t k,
+                                                      const float v[8], float up)
+{
+    float rest[8];
+
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+        rest[i] = v[i] * up;
+#pragma unroll
+    for (uint32_t term = 0; term < CU_MAX_TERM; term++) {
+        uint32_t pack[4];
+
+        if (term >= a.n_term)
+            break;
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const __half2 h = __floats2half2_rn(rest[2 * i], rest[2 * i + 1]);
+
+            pack[i] = *reinterpret_cast<const uint32_t *>(&h);
+            rest[2 * i] -= __low2float(h);
+            rest[2 * i + 1] -= __high2float(h);
+        }
+        *reinterpret_cast<uint4 *>(a.t[term] + (size_t)row * a.ld + k) =
+            make_uint4(pack[0], pack[1], pack[2], pack[3]);
+    }
+}
+
+/* f16 code values of two trellis states: coded.h. */
+static __device__ __forceinline__ uint32_t cu_coded_values(uint32_t s0, uint32_t s1)
+{
+    const uint32_t pair = cu_coded_pair(s0, s1), less = (uint32_t)CU_HALF_LESS << 16 | CU_HALF_LESS;
+    const __half2 v =
+        __hsub2(*reinterpret_cast<const __half2 *>(&pair), *reinterpret_cast<const __half2 *>(&less));
+
+    return *reinterpret_cast<const uint32_t *>(&v);
+}
+
 /* acc += A (16 x 16, rows) * B (16 x 8, columns), bf16 in, f32 sums. Lane layout: PTX ISA, mma.m16n8k16. */
 static __device__ __forceinline__ void cu_mma(float acc[4], uint32_t a0, uint32_t a1, uint32_t a2,
                                               uint32_t a3, uint32_t b0, uint32_t b1)
 {
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
-                 "{%0,%1,%2,%3};"
-                 : "+f"(acc[0]), "+f"(acc[1]), "+f"(acc[2]), "+f"(acc[3])
-                 : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+        "{%0,%1,%2,%3};"
+        : "+f"(acc[0]), "+f"(acc[1]), "+f"(acc[2]), "+f"(acc[3])
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+
+/* The same with f16 in. */
+static __device__ __forceinline__ void cu_mma_f16(float acc[4], uint32_t a0, uint32_t a1, uint32_t a2,
+                                                  uint32_t a3, uint32_t b0, uint32_t b1)
+{
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+        "{%0,%1,%2,%3};"
+        : "+f"(acc[0]), "+f"(acc[1]), "+f"(acc[2]), "+f"(acc[3])
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
 #endif

@@ -36,18 +36,31 @@ enum {
  * [lane][block][4 bytes], code 2i of half h at bit 2i+8h, code 2i+1 at 2i+8h+16 Scales [tile][group][g][scale
  * of g, bias of g, scale of g+8, bias of g+8], bf16 or f32.
  */
-enum cu_format { CU_F32, CU_F16, CU_BF16, CU_Q2, CU_Q4, CU_Q8 };
+enum cu_format {
+    CU_F32,
+    CU_F16,
+    CU_BF16,
+    CU_Q2,
+    CU_Q4,
+    CU_Q8,
+    CU_CODED, /* trellis codes: coded.h */
+    CU_VALUES /* trellis code values as f16, in the order of bf16: what cu_expand() makes of codes */
+};
 
 struct cu_weight {
     uint32_t format; /* enum cu_format */
     uint32_t n_out, n_in;
     uint32_t n_tile, n_quad;
-    uint32_t part_quads;  /* quads of one of the CU_PARTS sums that a row's product is made of */
+    uint32_t part_quads;  /* quads of one of the n_part sums that a row's product is made of */
+    uint32_t n_part;      /* CU_PARTS; of coded weights along axis 0 what cuda_weight_parts() says */
     uint32_t group_kb;    /* blocks of 32 inputs in a group: 1, 2, 4; 0 for dense weights */
     uint32_t group_shift; /* its logarithm */
     uint32_t scale_f32;   /* scales are f32, else bf16 */
+    uint32_t bits, axis;  /* coded weights and their values */
+    uint32_t tile0;       /* the first tile that codes holds: not 0 in values of a range of tiles */
     const uint8_t *codes;
-    const uint8_t *scales;
+    const uint8_t
+        *scales; /* coded: f32 scale over divisor of outputs (axis 1) or of inputs (axis 0), padded */
 };
 enum { CU_PARTS = 8 };
 
@@ -62,12 +75,20 @@ struct cu_source {
 void cu_pack(cudaStream_t s, const struct cu_weight *w, const struct cu_source *p);
 size_t cu_packed_code_bytes(const struct cu_weight *w);
 size_t cu_packed_scale_bytes(const struct cu_weight *w);
+struct cu_coded_source;
+/* Codes of the stored rows that src holds; scales are the host's business. */
+void cu_pack_coded(cudaStream_t s, const struct cu_weight *w, const struct cu_coded_source *src);
 
 /*
  * Activations as products read them: x ~ t[0] (+ t[1] (+ t[2])), bf16 each, rows of ld elements padded with
  * zeros up to a multiple of 128; and the sum of every 32 inputs over all terms, [ld / 32][max_row] f32.
  */
 enum { CU_MAX_TERM = 3 };
+/*
+ * For coded weights the same memory holds f16 terms of x times a power of two of the row, which brings its
+ * largest element to [2^13, 2^14); sums[row] is the inverse of that power. Along axis 1 the inputs are in the
+ * order of cu_coded_place(), along axis 0 x has been multiplied by the scales of the inputs.
+ */
 struct cu_act {
     uint16_t *t[CU_MAX_TERM];
     float *sums;
@@ -93,6 +114,21 @@ void cu_linear_q4(cudaStream_t s, const struct cu_linears *l, const struct cu_ac
 void cu_linear_q8(cudaStream_t s, const struct cu_linears *l, const struct cu_act *x, uint32_t n_row);
 void cu_linear_dense(cudaStream_t s, const struct cu_linears *l, const float *x, uint32_t n_row);
 void cu_prepare(cudaStream_t s, const float *x, uint32_t width, uint32_t n_row, const struct cu_act *out);
+
+/*
+ * Products with coded weights: of equal bits along axis 1, or a single one along axis 0, whose inputs were
+ * prepared for it. Two terms, or three. values: room for the code values of at least 16 tiles where more than
+ * CU_FEW_ROWS rows are multiplied on a device with tiled kernels.
+ */
+void cu_prepare_coded(cudaStream_t s, const float *x, uint32_t width, uint32_t n_row,
+                      const struct cu_weight *w, const struct cu_act *out);
+void cu_linear_coded(cudaStream_t s, const struct cu_linears *l, const struct cu_act *x, uint32_t n_row,
+                     uint8_t *values, size_t values_bytes);
+void cu_coded_few1(cudaStream_t s, const struct cu_linears *l, const struct cu_act *x, uint32_t n_row);
+void cu_coded_few0(cudaStream_t s, const struct cu_linears *l, const struct cu_act *x, uint32_t n_row);
+/* Code values of tiles [tile0, tile0 + n_tile) of w to out; the weight that they make. */
+struct cu_weight cu_expand(cudaStream_t s, const struct cu_weight *w, uint32_t tile0, uint32_t n_tile,
+                           uint8_t *out);
 
 /* cudaErrorNoKernelImageForDevice when this build has no code for the current device. */
 cudaError_t cu_probe(void);
@@ -182,10 +218,11 @@ void cu_attend(cudaStream_t s, const struct cu_attention *a, const struct cu_bat
  * little. */
 cudaError_t cu_attend_setup(uint32_t dim);
 cudaError_t cu_delta_setup(uint32_t dk);
-cudaError_t cu_linear_setup_bf16(void); /* these four only where tiled kernels run */
+cudaError_t cu_linear_setup_bf16(void); /* these five only where tiled kernels run */
 cudaError_t cu_linear_setup_q2(void);
 cudaError_t cu_linear_setup_q4(void);
 cudaError_t cu_linear_setup_q8(void);
+cudaError_t cu_linear_setup_coded(void);
 enum { CU_TILED_SHARED = 201000 }; /* bytes of shared memory that the tiled kernel takes at most */
 
 /* ---- recurrent mixer ---- */

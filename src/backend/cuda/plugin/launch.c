@@ -16,13 +16,23 @@ static uint32_t rows_of(const struct esp_plan *p, esp_val v, const struct cu_sha
 static struct cu_act act_of(const struct esp_plan *p, uint32_t n_in, bool wanted)
 {
     uint8_t *at = p->scratch + p->act_off;
-    struct cu_act a = {.sums = (void *)(at + p->n_term * p->act_term),
+    const uint32_t planes = p->n_term > p->n_coded ? p->n_term : p->n_coded;
+    struct cu_act a = {.sums = (void *)(at + planes * p->act_term),
                        .ld = (n_in + 127) / 128 * 128,
                        .max_row = p->act_rows,
                        .n_term = wanted ? p->n_term : 0};
 
-    for (uint32_t i = 0; i < p->n_term; i++)
+    for (uint32_t i = 0; i < planes; i++)
         a.t[i] = (void *)(at + i * p->act_term);
+    return a;
+}
+
+/* The same memory in the form for coded weights. */
+static struct cu_act coded_act_of(const struct esp_plan *p, uint32_t n_in)
+{
+    struct cu_act a = act_of(p, n_in, true);
+
+    a.n_term = p->n_coded;
     return a;
 }
 
@@ -73,9 +83,52 @@ static struct cu_linears linears_of(const struct esp_plan *p)
                                .parts_bytes = p->spread_bytes};
 }
 
-static bool same_family(uint32_t a, uint32_t b)
+static bool same_family(const struct cu_weight *a, const struct cu_weight *b)
 {
-    return product_of(a) == product_of(b);
+    if (a->format == CU_CODED || b->format == CU_CODED)
+        return a->format == b->format && a->axis && b->axis && a->bits == b->bits;
+    return product_of(a->format) == product_of(b->format);
+}
+
+static void coded(const struct esp_plan *p, struct cu_linears *l, const struct cu_act *act, uint32_t n_row)
+{
+    if (l->n)
+        cu_linear_coded(p->dev->stream, l, act, n_row, p->scratch + p->expand_off, p->expand_bytes);
+    l->n = 0;
+}
+
+/*
+ * The step's products with coded weights, after all others: they put the input into a form of their own where
+ * the others' form lies. Along axis 1 one serves all, along axis 0 it is the weight's own.
+ */
+static void coded_products(const struct esp_plan *p, const struct cuda_step *s, const float *x, uint32_t n_in,
+                           uint32_t n_row)
+{
+    const struct cu_act act = coded_act_of(p, n_in);
+    bool done[CUDA_MAX_GROUP] = {false}, prepared = false;
+
+    for (uint32_t i = 0; i < s->n_op; i++) {
+        const struct cu_weight *first = &p->weights[s->op + i]->w;
+        struct cu_linears l = linears_of(p);
+
+        if (done[i] || first->format != CU_CODED)
+            continue;
+        if (!first->axis || !prepared)
+            cu_prepare_coded(p->dev->stream, x, n_in, n_row, first, &act);
+        prepared = first->axis;
+        for (uint32_t j = i; j < s->n_op; j++) {
+            const struct cu_weight *w = &p->weights[s->op + j]->w;
+
+            if (done[j] || (j != i && !same_family(w, first)))
+                continue;
+            done[j] = true;
+            l.w[l.n] = *w;
+            l.y[l.n++] = plan_value(p, p->tape->ops[s->op + j].out);
+            if (l.n == CU_MAX_LINEAR)
+                coded(p, &l, &act, n_row);
+        }
+        coded(p, &l, &act, n_row);
+    }
 }
 
 static void products(const struct esp_plan *p, const struct cuda_step *s, const struct cu_shape *h)
@@ -90,13 +143,17 @@ static void products(const struct esp_plan *p, const struct cuda_step *s, const 
         return;
     if (s->prepare)
         cu_prepare(p->dev->stream, x, n_in, n_row, &act);
-    for (uint32_t i = 0; i < s->n_op; i++) { /* weights of equal format share a launch */
+    /*
+     * Weights of equal format share a launch. The last op's format goes first: small plain gates stand last,
+     * and a large product that follows can fetch its first weights meanwhile.
+     */
+    for (uint32_t i = s->n_op; i-- > 0;) {
         struct cu_linears l = linears_of(p);
 
-        for (uint32_t j = i; j < s->n_op; j++) {
+        for (uint32_t j = 0; j < s->n_op; j++) {
             const struct cu_weight *w = &p->weights[s->op + j]->w;
 
-            if (done[j] || !same_family(w->format, p->weights[s->op + i]->w.format))
+            if (done[j] || w->format == CU_CODED || !same_family(w, &p->weights[s->op + i]->w))
                 continue;
             done[j] = true;
             l.w[l.n] = *w;
@@ -106,6 +163,7 @@ static void products(const struct esp_plan *p, const struct cuda_step *s, const 
         }
         flush(p, &l, &act, x, n_row);
     }
+    coded_products(p, s, x, n_in, n_row);
 }
 
 void cuda_launch_logits(const struct esp_plan *p, const struct cuda_step *s, uint32_t row0, uint32_t n_row)
@@ -119,6 +177,12 @@ void cuda_launch_logits(const struct esp_plan *p, const struct cuda_step *s, uin
     l.n = 1;
     l.w[0] = p->weights[s->op]->w;
     l.y[0] = (float *)(void *)(p->scratch + p->logits_off);
+    if (l.w[0].format == CU_CODED) {
+        act = coded_act_of(p, n_in);
+        cu_prepare_coded(p->dev->stream, x, n_in, n_row, &l.w[0], &act);
+        coded(p, &l, &act, n_row);
+        return;
+    }
     for (uint32_t i = 0; i < p->n_term; i++)
         act.t[i] += (size_t)row0 * act.ld;
     act.sums += row0;
@@ -205,13 +269,47 @@ static void mixer_op(const struct esp_plan *p, uint32_t i, const struct cu_shape
     }
 }
 
+/* n_row rows of n floats, pitches in floats. An error shows at the end of the step, as those of kernels do.
+ */
+static void copy_rows(const struct esp_plan *p, float *to, uint32_t to_pitch, const float *from, uint32_t n,
+                      uint32_t n_row)
+{
+    cudaMemcpy2DAsync(to, to_pitch * sizeof(float), from, n * sizeof(float), n * sizeof(float), n_row,
+                      cudaMemcpyDeviceToDevice, p->dev->stream);
+}
+
+/* Ops that only move rows: between a tape and the batch, and side by side. */
+static void copy_op(const struct esp_plan *p, const struct esp_op *op, const struct cu_shape *h)
+{
+    if (op->kind == ESP_OP_INPUT) {
+        const uint32_t n = plan_width(p, op->out);
+
+        copy_rows(p, plan_value(p, op->out), n, (const float *)(const void *)(p->scratch + p->input_off), n,
+                  h->n_tok);
+    } else if (op->kind == ESP_OP_CONCAT) {
+        const uint32_t na = plan_width(p, op->a), nb = plan_width(p, op->b), n_row = rows_of(p, op->out, h);
+        float *y = plan_value(p, op->out);
+
+        if (n_row == 0)
+            return;
+        copy_rows(p, y, na + nb, plan_value(p, op->a), na, n_row);
+        copy_rows(p, y + na, na + nb, plan_value(p, op->b), nb, n_row);
+    } else if (p->batch->hidden) { /* HIDDEN */
+        const uint32_t n = plan_width(p, op->a);
+
+        copy_rows(p, (float *)(void *)(p->scratch + p->hidden_off), n, plan_value(p, op->a), n, h->n_tok);
+    }
+}
+
 static void row_op(const struct esp_plan *p, uint32_t i, const struct cu_shape *h, bool emit)
 {
     const struct esp_op *op = &p->tape->ops[i];
     cudaStream_t s = p->dev->stream;
 
-    if (op->kind == ESP_OP_HIDDEN) /* no batch may ask for these rows: cuda_run() */
+    if (op->kind == ESP_OP_HIDDEN || op->kind == ESP_OP_INPUT || op->kind == ESP_OP_CONCAT) {
+        copy_op(p, op, h);
         return;
+    }
     uint32_t n = plan_width(p, op->out), n_row = rows_of(p, op->out, h);
     const float *a = op->a != ESP_NO_VAL ? plan_value(p, op->a) : NULL;
     const float *b = op->b != ESP_NO_VAL ? plan_value(p, op->b) : NULL;

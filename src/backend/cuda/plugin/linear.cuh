@@ -25,6 +25,9 @@ template <int FMT> struct half_quad;
 template <> struct half_quad<CU_BF16> {
     enum { loads = 4, quad_loads = 8 };
 };
+template <> struct half_quad<CU_VALUES> {
+    enum { loads = 4, quad_loads = 8 };
+};
 template <> struct half_quad<CU_Q8> {
     enum { loads = 2, quad_loads = 4 };
 };
@@ -62,11 +65,16 @@ static __device__ __forceinline__ uint32_t small_codes(uint32_t v)
     return r;
 }
 
+static __host__ __device__ constexpr bool is_dense(int format)
+{
+    return format == CU_BF16 || format == CU_VALUES;
+}
+
 /* Pair p (inputs 8t+2p, 8t+2p+1) of row g + 8 * half in block jj (0, 1) of half-quad hq (0, 1). */
 template <int FMT>
 static __device__ __forceinline__ uint32_t pair_of(const uint4 *raw, int hq, int jj, int p, int half)
 {
-    if (FMT == CU_BF16)
+    if (is_dense(FMT))
         return word(raw[jj * 2 + half], p);
     if (FMT == CU_Q4)
         return small_codes(word(raw[0], jj * 2 + half) >> (4 * p) & 0x000f000fu);
@@ -92,15 +100,26 @@ static __device__ __forceinline__ void fragments(uint32_t a[2][4], const uint4 *
                 a[s][p * 2 + half] = pair_of<FMT>(raw, hq, jj, s * 2 + p, half);
 }
 
-/* One block: both steps, all terms, into acc. */
-template <int TERMS>
-static __device__ __forceinline__ void block_mma(float acc[4], const uint32_t a[2][4], const uint4 *x)
+/*
+ * One block: both steps, all terms, into the accumulators of N groups of rows. Groups are innermost, so that
+ * a product need not wait for the one before.
+ */
+template <int FMT, int TERMS, int N>
+static __device__ __forceinline__ void block_mma(float (*acc)[4], const uint32_t a[2][4],
+                                                 const uint4 (*x)[TERMS])
 {
 #pragma unroll
     for (int s = 0; s < 2; s++)
 #pragma unroll
         for (int i = 0; i < TERMS; i++)
-            cu_mma(acc, a[s][0], a[s][1], a[s][2], a[s][3], word(x[i], s * 2), word(x[i], s * 2 + 1));
+#pragma unroll
+            for (int n = 0; n < N; n++)
+                if (FMT == CU_VALUES)
+                    cu_mma_f16(acc[n], a[s][0], a[s][1], a[s][2], a[s][3], word(x[n][i], s * 2),
+                               word(x[n][i], s * 2 + 1));
+                else
+                    cu_mma(acc[n], a[s][0], a[s][1], a[s][2], a[s][3], word(x[n][i], s * 2),
+                           word(x[n][i], s * 2 + 1));
 }
 
 struct scales {
@@ -183,6 +202,15 @@ static __host__ __device__ __forceinline__ size_t part_column(const cu_linears &
     return n;
 }
 
+/* A product with code values: the scale of an output, if outputs have one, then the power of the row. */
+static __device__ __forceinline__ float coded_result(const cu_weight &w, const cu_act &x, uint32_t o,
+                                                     uint32_t tok, float sum)
+{
+    if (w.axis)
+        sum = __fmul_rn(sum, reinterpret_cast<const float *>(w.scales)[o]);
+    return __fmul_rn(sum, x.sums[tok]);
+}
+
 /* ---- few rows: a warp is a part, a block is RT tiles of 16 outputs ----------------------------------------
  */
 
@@ -216,7 +244,7 @@ static __device__ __forceinline__ void few_load(few_raw<FMT, RT> *to, const cu_w
 #pragma unroll
             for (int i = 0; i < LQ; i++)
                 to->w[s][r][i] = load_weight(src + i * 512);
-            if (FMT == CU_BF16 || w.group_kb == 1)
+            if (is_dense(FMT) || w.group_kb == 1)
                 continue;
             if (w.group_kb == 2)
                 to->sc[s][r][0] = fetch_scales(w, tile, (q + s) * 4 + 1, lane >> 2);
@@ -259,7 +287,7 @@ few_stage(float (&acc)[RT][NT][4], float (&c)[RT][NT][4], const few_raw<FMT, RT>
                             *reinterpret_cast<const uint4 *>(x.t[i] + (size_t)row * x.ld + kb * 32 + 8 * t);
                 }
 #pragma unroll
-            for (int n = 0; n < NT && FMT != CU_BF16; n++) {
+            for (int n = 0; n < NT && !is_dense(FMT); n++) {
                 const float2 v =
                     *reinterpret_cast<const float2 *>(x.sums + (size_t)kb * x.max_row + row0 + n * 8 + 2 * t);
 
@@ -271,11 +299,9 @@ few_stage(float (&acc)[RT][NT][4], float (&c)[RT][NT][4], const few_raw<FMT, RT>
                 uint32_t a[2][4];
 
                 fragments<FMT>(a, &cur.w[s][r][FMT == CU_Q2 ? 0 : (j / 2) * LH], j / 2, j & 1);
-#pragma unroll
-                for (int n = 0; n < NT; n++)
-                    block_mma<TERMS>(FMT == CU_BF16 ? acc[r][n] : c[r][n], a, xv[n]);
+                block_mma<FMT, TERMS, NT>(is_dense(FMT) ? acc[r] : c[r], a, xv);
             }
-            if (FMT == CU_BF16 || (!(j & 1) && gmask != 0))
+            if (is_dense(FMT) || (!(j & 1) && gmask != 0))
                 continue;
 #pragma unroll
             for (int r = 0; r < RT; r++) {
@@ -300,10 +326,10 @@ few_stage(float (&acc)[RT][NT][4], float (&c)[RT][NT][4], const few_raw<FMT, RT>
     }
 }
 
-/* Blocks of a multiprocessor: what registers allow without much spilling. */
-template <int FMT, int NT, int RT> static constexpr int few_resident(void)
+/* Blocks of a multiprocessor: what registers allow without spilling. */
+template <int NT, int RT> static constexpr int few_resident(void)
 {
-    return NT > 1 ? 1 : RT == 1 && FMT != CU_BF16 ? 3 : RT == 1 ? 2 : 1;
+    return NT == 1 && RT == 1 ? 2 : 1;
 }
 
 /*
@@ -312,7 +338,7 @@ template <int FMT, int NT, int RT> static constexpr int few_resident(void)
  * the kernel before.
  */
 template <int FMT, int TERMS, int NT, int RT>
-static __global__ void __launch_bounds__(32 * CU_PARTS, few_resident<FMT, NT, RT>())
+static __global__ void __launch_bounds__(32 * CU_PARTS, few_resident<NT, RT>())
     few(const __grid_constant__ cu_linears l, const __grid_constant__ cu_act x, uint32_t n_row,
         uint32_t n_group)
 {
@@ -326,6 +352,7 @@ static __global__ void __launch_bounds__(32 * CU_PARTS, few_resident<FMT, NT, RT
 
     if (q0 < q1)
         few_load(&next, l.w[which], tile0, q0, q1);
+    cu_let_next_start();
     cu_wait_for_inputs();
     for (uint32_t i = blockIdx.x; i < n_group; i += gridDim.x, flip ^= 1) {
         const cu_weight &w = l.w[which];
@@ -430,7 +457,7 @@ static __device__ __forceinline__ void tiled_load(tiled_raw<FMT> *to, const cu_w
 #pragma unroll
         for (int i = 0; i < half_quad<FMT>::loads; i++)
             to->w[r][i] = __ldg(reinterpret_cast<const uint4 *>(src + i * 512)); /* four warps want it */
-        if (FMT != CU_BF16 && w.group_kb != 1)
+        if (!is_dense(FMT) && w.group_kb != 1)
             to->sc[r] = fetch_scales(w, tile, h * 2 + 1, lane >> 2);
     }
 }
@@ -492,11 +519,9 @@ static __global__ void __launch_bounds__(TILED_THREADS, 1)
                 uint32_t a[2][4];
 
                 fragments<FMT>(a, cur.w[r], (int)(h & 1), jj);
-#pragma unroll
-                for (int n = 0; n < TILED_N; n++)
-                    block_mma<TERMS>(FMT == CU_BF16 ? acc[r][n] : c[r][n], a, xv[n]);
+                block_mma<FMT, TERMS, TILED_N>(is_dense(FMT) ? acc[r] : c[r], a, xv);
             }
-            if (FMT == CU_BF16 || (jj == 0 && gmask != 0))
+            if (is_dense(FMT) || (jj == 0 && gmask != 0))
                 continue;
 #pragma unroll
             for (int r = 0; r < TILED_R; r++) {
@@ -534,21 +559,22 @@ static __global__ void __launch_bounds__(TILED_THREADS, 1)
     }
 #pragma unroll
     for (int e = 0; e < TILED_R * TILED_N * 4; e++) {
-        const uint32_t o = (tile0 + e / (TILED_N * 4)) * 16 + g + (e % 4 >= 2 ? 8 : 0);
+        const uint32_t row = g + (e % 4 >= 2 ? 8 : 0), tile = tile0 + e / (TILED_N * 4);
+        const uint32_t o = FMT == CU_VALUES ? cu_coded_output(w.axis, w.tile0 + tile, row) : tile * 16 + row;
         const uint32_t tok = row0 + col0 + e / 4 % TILED_N * 8 + 2 * t + (e & 1);
         float sum = done ? total[e * TILED_THREADS + threadIdx.x] : 0.0f;
 
-        if (o >= w.n_out || tok >= n_row)
+        if (o >= w.n_out || tok >= n_row || tile >= w.n_tile)
             continue;
         if (split) {
-            float *to = l.parts + (size_t)CU_PARTS * n_row * part_column(l, which);
+            float *to = l.parts + (size_t)w.n_part * n_row * part_column(l, which);
 
             to[((size_t)blockIdx.z * n_row + tok) * w.n_out + o] = sum;
             continue;
         }
-        for (uint32_t p = done; p < CU_PARTS; p++)
+        for (uint32_t p = done; p < w.n_part; p++)
             sum += 0.0f; /* empty parts, as in `few`: they turn -0 into 0 */
-        l.y[which][(size_t)tok * w.n_out + o] = sum;
+        l.y[which][(size_t)tok * w.n_out + o] = FMT == CU_VALUES ? coded_result(w, x, o, tok, sum) : sum;
     }
 }
 
@@ -572,7 +598,7 @@ static __global__ void add_parts(const float *parts, float *y, size_t n)
 template <int FMT, int TERMS, int NT, int RT>
 static void start_few(cudaStream_t s, const cu_linears *l, const cu_act *x, uint32_t n_row)
 {
-    const uint32_t n_group = count_blocks(l, RT), most = l->n_multiprocessor * few_resident<FMT, NT, RT>();
+    const uint32_t n_group = count_blocks(l, RT), most = l->n_multiprocessor * few_resident<NT, RT>();
     cudaLaunchAttribute early = {};
     cudaLaunchConfig_t c = {};
 

@@ -4,7 +4,7 @@
  *
  * SPDX-License-Identifier: MIT
  */
-#include "backend/cuda/plugin/device.cuh"
+#include "backend/cuda/plugin/start.cuh"
 
 size_t cu_packed_code_bytes(const struct cu_weight *w)
 {
@@ -16,7 +16,10 @@ size_t cu_packed_code_bytes(const struct cu_weight *w)
     case CU_F16:
         return (size_t)w->n_out * w->n_in * 2;
     case CU_BF16:
+    case CU_VALUES:
         return quads * 4096;
+    case CU_CODED:
+        return quads * 256 * w->bits;
     case CU_Q8:
         return quads * 2048;
     case CU_Q4:
@@ -28,6 +31,8 @@ size_t cu_packed_code_bytes(const struct cu_weight *w)
 
 size_t cu_packed_scale_bytes(const struct cu_weight *w)
 {
+    if (w->format == CU_CODED)
+        return (w->axis ? (size_t)w->n_tile * 16 : (size_t)w->n_quad * 128) * sizeof(float);
     return w->group_kb ? (size_t)w->n_tile * (w->n_quad * 4 / w->group_kb) * 32 * (w->scale_f32 ? 4 : 2) : 0;
 }
 
@@ -149,6 +154,95 @@ void cu_pack(cudaStream_t s, const struct cu_weight *w, const struct cu_source *
     }
 }
 
+/* A thread packs one word. Pieces of the rows held: all units of their tiles, or their blocks of all super
+ * tiles. */
+static __global__ void pack_coded(cu_weight w, cu_coded_source src, uint32_t *out)
+{
+    const uint32_t words = w.axis ? 4 * w.bits : 8 * w.bits; /* a lane's in a piece */
+    const size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
+    const uint32_t lane = i & 31, word = (uint32_t)((i >> 5) % words);
+    const size_t piece = (i >> 5) / words;
+    const uint32_t n_block = w.axis ? w.n_quad / 2 : (src.n_row + 31) / 32;
+    uint32_t tile = (uint32_t)(piece / n_block), at = (uint32_t)(piece % n_block);
+
+    if (tile >= (w.axis ? (src.n_row + 15) / 16 : w.n_tile / 16))
+        return;
+    tile += w.axis ? src.row0 / 16 : 0;
+    at += w.axis ? 0 : src.row0 / 32;
+    out[cu_coded_base(w.axis, w.bits, w.n_quad, tile, at) + cu_coded_word(lane, word)] =
+        cu_coded_pack(&src, w.axis, w.bits, tile, at, lane, word);
+}
+
+void cu_pack_coded(cudaStream_t s, const struct cu_weight *w, const struct cu_coded_source *src)
+{
+    const size_t pieces = w->axis ? (size_t)((src->n_row + 15) / 16) * (w->n_quad / 2)
+                                  : (size_t)((src->n_row + 31) / 32) * (w->n_tile / 16);
+    const size_t n = pieces * 32 * (w->axis ? 4 : 8) * w->bits;
+
+    pack_coded<<<(unsigned)((n + 255) / 256), 256, 0, s>>>(*w, *src, (uint32_t *)w->codes);
+}
+
+/* Code value of output row, input k. */
+static __device__ float coded_value(const cu_weight &w, uint32_t row, uint32_t k)
+{
+    const uint32_t *codes = reinterpret_cast<const uint32_t *>(w.codes);
+    uint32_t state;
+
+    if (w.axis)
+        state = cu_coded_fetch(codes + cu_coded_base(1, w.bits, w.n_quad, row / 16, k / 256), 1, w.bits,
+                               row % 8 * 4 + k % 256 / 64, row % 16 / 8, k % 64);
+    else
+        state = cu_coded_fetch(codes + cu_coded_base(0, w.bits, w.n_quad, row / 256, k / 32), 0, w.bits,
+                               row % 256 / 32 * 4 + k % 32 / 8, k % 8, row % 32);
+    return (float)(int)cu_coded_sum(cu_coded_hash(state), (uint32_t)-510);
+}
+
+/* A thread makes what one lane holds of one block of 32 inputs, as pack_codes() does. */
+static __global__ void expand(cu_weight w, uint32_t tile0, uint32_t n_tile, uint8_t *out)
+{
+    const size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
+    const uint32_t lane = i & 31, j = i >> 5 & 3;
+    const size_t quad = i >> 7;
+    const uint32_t tile = tile0 + (uint32_t)(quad / w.n_quad), q = (uint32_t)(quad % w.n_quad),
+                   kb = q * 4 + j;
+    const uint32_t *codes = reinterpret_cast<const uint32_t *>(w.codes);
+
+    if (quad >= (size_t)n_tile * w.n_quad)
+        return;
+    codes += w.axis ? cu_coded_base(1, w.bits, w.n_quad, tile, kb / 8)
+                    : cu_coded_base(0, w.bits, w.n_quad, tile / 16, kb);
+    for (uint32_t half = 0; half < 2; half++) {
+        uint32_t v[4];
+
+#pragma unroll
+        for (uint32_t p = 0; p < 4; p++) {
+            uint32_t s[2];
+
+#pragma unroll
+            for (uint32_t e = 0; e < 2; e++)
+                s[e] = w.axis ? cu_coded_fetch(codes, 1, w.bits, lane, half, kb % 8 * 8 + 2 * p + e)
+                              : cu_coded_fetch(codes, 0, w.bits, lane, 2 * p + e, tile % 16 * 2 + half);
+            v[p] = cu_coded_values(s[0], s[1]);
+        }
+        *reinterpret_cast<uint4 *>(out + quad * 4096 + j * 1024 + half * 512 + lane * 16) =
+            make_uint4(v[0], v[1], v[2], v[3]);
+    }
+}
+
+struct cu_weight cu_expand(cudaStream_t s, const struct cu_weight *w, uint32_t tile0, uint32_t n_tile,
+                           uint8_t *out)
+{
+    struct cu_weight v = *w;
+    const size_t n = (size_t)n_tile * w->n_quad * 128;
+
+    expand<<<(unsigned)((n + 255) / 256), 256, 0, s>>>(*w, tile0, n_tile, out);
+    v.format = CU_VALUES;
+    v.codes = out;
+    v.tile0 = tile0;
+    v.n_tile = n_tile;
+    return v;
+}
+
 /* ---- rows out of packed weights
  * ------------------------------------------------------------------------------------- */
 
@@ -159,6 +253,8 @@ static __device__ float element(const cu_weight &w, uint32_t row, uint32_t k)
     const size_t at = (size_t)tile * w.n_quad + q;
     uint32_t code;
 
+    if (w.format == CU_CODED)
+        return coded_value(w, row, k) * reinterpret_cast<const float *>(w.scales)[w.axis ? row : k];
     if (w.format == CU_F32)
         return reinterpret_cast<const float *>(w.codes)[(size_t)row * w.n_in + k];
     if (w.format == CU_F16)
@@ -191,13 +287,15 @@ static __device__ float element(const cu_weight &w, uint32_t row, uint32_t k)
 
 static __global__ void embed(cu_weight w, const int32_t *ids, float *y)
 {
+    cu_let_next_start();
+    cu_wait_for_inputs();
     for (uint32_t k = threadIdx.x; k < w.n_in; k += blockDim.x)
         y[(size_t)blockIdx.x * w.n_in + k] = element(w, (uint32_t)ids[blockIdx.x], k);
 }
 
 void cu_embed(cudaStream_t s, const struct cu_weight *w, const struct cu_batch *b, float *y, uint32_t n_tok)
 {
-    embed<<<n_tok, 256, 0, s>>>(*w, b->ids, y);
+    cu_start(s, embed, n_tok, 256, 0, *w, b->ids, y);
 }
 
 cudaError_t cu_probe(void)

@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include "base/mem.h"
+#include "formats/trellis.h"
 
 #include "backend/place.h"
 
@@ -30,17 +31,16 @@ static bool is_product(const struct esp_op *op)
     return op->kind == ESP_OP_LINEAR || op->kind == ESP_OP_LOGITS;
 }
 
-/* Whether a weight goes to the tensor cores, which want their input in product form. */
-static bool on_tensor_cores(const struct esp_weight *w)
+/* Whether a weight wants its input in product form: coded weights have one of their own, plain ones none. */
+static bool wants_terms(const struct esp_weight *w)
 {
-    return w->format != ESP_FORMAT_F32 && w->format != ESP_FORMAT_F16;
+    return w->format != ESP_FORMAT_F32 && w->format != ESP_FORMAT_F16 && !esp_is_trellis(w->format);
 }
 
 bool cuda_can(const struct esp_dev *d, const struct esp_op *op)
 {
-    (void)d; /* the draft layer's ops and trellis codes have no kernels here yet */
-    return op->kind != ESP_OP_INPUT && op->kind != ESP_OP_CONCAT &&
-           (!op->w || op->w->format <= ESP_FORMAT_AFFINE8);
+    (void)d;
+    return op->kind < ESP_OP_COUNT; /* every op; shapes are looked at where widths are known */
 }
 
 /* Shapes that the kernels do not take, checked once where widths are known. */
@@ -76,7 +76,7 @@ static void make_linear(struct esp_plan *p, struct cuda_step *s)
     s->kind = CUDA_STEP_LINEAR;
     s->n_op = 0;
     do {
-        s->products |= on_tensor_cores(ops[s->op + s->n_op].w);
+        s->products |= wants_terms(ops[s->op + s->n_op].w);
         s->n_op++;
     } while (s->op + s->n_op < p->tape->n_op && s->n_op < CUDA_MAX_GROUP &&
              ops[s->op + s->n_op].kind == ops[s->op].kind && ops[s->op + s->n_op].a == ops[s->op].a);
@@ -163,7 +163,23 @@ static void lay_out_act(struct esp_plan *p)
         if (is_product(&t->ops[i]) && ((size_t)t->ops[i].w->n_in + 127) / 128 * 128 > ld)
             ld = ((size_t)t->ops[i].w->n_in + 127) / 128 * 128;
     p->act_term = pad(p->act_rows * ld * 2);
-    p->act_bytes = p->act_term * p->n_term + pad(ld / 32 * p->act_rows * sizeof(float));
+    p->act_bytes = p->act_term * (p->n_term > p->n_coded ? p->n_term : p->n_coded) +
+                   pad(ld / 32 * p->act_rows * sizeof(float));
+}
+
+/* Rows that enter and leave a tape by the batch. */
+static void lay_out_rows(struct esp_plan *p)
+{
+    const struct esp_tape *t = p->tape;
+
+    for (uint32_t i = 0; i < t->n_op; i++) {
+        const size_t row = (size_t)p->opts.max_tok * sizeof(float);
+
+        if (t->ops[i].kind == ESP_OP_INPUT)
+            p->input_bytes = pad(row * t->values[t->ops[i].out].width);
+        if (t->ops[i].kind == ESP_OP_HIDDEN)
+            p->hidden_bytes = pad(row * t->values[t->ops[i].a].width);
+    }
 }
 
 static void lay_out_batch(struct esp_plan *p)
@@ -191,15 +207,61 @@ static size_t parts_bytes(const struct esp_plan *p)
     return rows * n_head * p->part_spans * (l->head_dim + 8) * sizeof(float);
 }
 
-/* Parts of the widest product that is narrow enough to be spread: below 96 blocks of 128 outputs. */
+static bool is_coded(const struct esp_op *op)
+{
+    return is_product(op) && esp_is_trellis(op->w->format);
+}
+
+/* Parts that products along axis 0 leave in memory for up to CU_FEW_ROWS rows. */
+static size_t coded_parts_bytes(const struct esp_plan *p, uint32_t rows)
+{
+    size_t most = 0;
+
+    for (uint32_t i = 0; i < p->tape->n_op; i++)
+        if (is_coded(&p->tape->ops[i]) && !p->tape->ops[i].w->axis) {
+            const struct cu_weight w = cuda_weight_describe(p->tape->ops[i].w);
+            const size_t n = (size_t)w.n_part * w.n_out;
+
+            most = n > most ? n : most;
+        }
+    return most * (rows < CU_FEW_ROWS ? rows : CU_FEW_ROWS) * sizeof(float);
+}
+
+/* Room for the values of a range of tiles of any coded weight, where more than a few rows come. */
+static size_t expand_bytes(const struct esp_plan *p)
+{
+    const uint32_t rows = p->opts.max_tok > p->opts.max_out ? p->opts.max_tok : p->opts.max_out;
+    size_t most = 0;
+
+    for (uint32_t i = 0; i < p->tape->n_op && rows > CU_FEW_ROWS; i++)
+        if (is_coded(&p->tape->ops[i])) {
+            const struct cu_weight w = cuda_weight_describe(p->tape->ops[i].w);
+            const size_t tile = (size_t)w.n_quad * 4096, all = ((size_t)w.n_tile + 15) / 16 * 16 * tile;
+            const size_t want = all < CUDA_EXPAND_BYTES         ? all
+                                : CUDA_EXPAND_BYTES < 16 * tile ? 16 * tile
+                                                                : CUDA_EXPAND_BYTES;
+
+            most = want > most ? want : most;
+        }
+    return most;
+}
+
+/*
+ * Parts of the widest product that is narrow enough to be spread (below 96 blocks of 128 outputs), and those
+ * of coded weights.
+ */
 static size_t spread_bytes(const struct esp_plan *p)
 {
-    size_t rows = p->opts.max_tok < CUDA_SPREAD_ROWS ? p->opts.max_tok : CUDA_SPREAD_ROWS, most = 0;
+    const uint32_t rows = p->opts.max_tok < CUDA_SPREAD_ROWS ? p->opts.max_tok : CUDA_SPREAD_ROWS;
+    const size_t coded =
+        coded_parts_bytes(p, p->opts.max_tok > p->opts.max_out ? p->opts.max_tok : p->opts.max_out);
+    size_t most = 0;
 
     for (uint32_t i = 0; i < p->tape->n_op; i++)
         if (is_product(&p->tape->ops[i]) && p->tape->ops[i].w->n_out > most)
             most = p->tape->ops[i].w->n_out;
-    return rows > CU_FEW_ROWS ? CU_PARTS * rows * (most < 8192 ? most : 8192) * sizeof(float) : 0;
+    most = rows > CU_FEW_ROWS ? CU_PARTS * rows * (most < 8192 ? most : 8192) * sizeof(float) : 0;
+    return most > coded ? most : coded;
 }
 
 static esp_status lay_out(struct esp_plan *p, esp_error *err)
@@ -217,10 +279,12 @@ static esp_status lay_out(struct esp_plan *p, esp_error *err)
     p->values_bytes = pad(esp_place_values(t, &p->opts, p->value_off));
     lay_out_act(p);
     lay_out_batch(p);
+    lay_out_rows(p);
     p->rope_bytes = pad((size_t)p->opts.max_tok * 2 * t->rope.n_half * sizeof(float));
     p->part_spans = (p->opts.context + ESP_SPAN - 1) / ESP_SPAN;
     p->parts_bytes = pad(parts_bytes(p));
     p->spread_bytes = pad(spread_bytes(p));
+    p->expand_bytes = pad(expand_bytes(p));
     p->logit_rows = p->opts.max_out < CUDA_LOGIT_ROWS ? p->opts.max_out : CUDA_LOGIT_ROWS;
     p->host_rows = p->opts.max_out < CUDA_HOST_ROWS ? p->opts.max_out : CUDA_HOST_ROWS;
     p->logits_bytes = pad((size_t)p->logit_rows * t->n_vocab * sizeof(float));
@@ -231,10 +295,13 @@ static esp_status lay_out(struct esp_plan *p, esp_error *err)
     p->rope_off = p->act_off + p->act_bytes;
     p->parts_off = p->rope_off + p->rope_bytes;
     p->spread_off = p->parts_off + p->parts_bytes;
-    p->logits_off = p->spread_off + p->spread_bytes;
+    p->expand_off = p->spread_off + p->spread_bytes;
+    p->logits_off = p->expand_off + p->expand_bytes;
     p->vec_off = p->logits_off + p->logits_bytes;
     p->batch_off = p->vec_off + p->vec_bytes;
-    p->scratch_bytes = p->batch_off + p->bl.bytes;
+    p->input_off = p->batch_off + p->bl.bytes;
+    p->hidden_off = p->input_off + p->input_bytes;
+    p->scratch_bytes = p->hidden_off + p->hidden_bytes;
     return ESP_OK;
 }
 
@@ -379,6 +446,9 @@ static esp_status plan_create(struct esp_plan **out, struct esp_dev *d, const st
     p->opts = *o;
     p->pools.layout = *l;
     p->n_term = terms_of(o);
+    for (uint32_t i = 0; i < t->n_op; i++)
+        if (is_coded(&t->ops[i]))
+            p->n_coded = p->n_term == 3 ? 3 : 2;
     s = lay_out(p, err);
     if (s != ESP_OK) {
         cuda_plan_free(p);

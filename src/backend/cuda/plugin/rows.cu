@@ -4,7 +4,7 @@
  *
  * SPDX-License-Identifier: MIT
  */
-#include "backend/cuda/plugin/device.cuh"
+#include "backend/cuda/plugin/start.cuh"
 
 /* Threads for a row of width elements, 8 a thread: whole warps, at most 512. */
 static unsigned threads_for(uint32_t width)
@@ -24,6 +24,7 @@ static __global__ void __launch_bounds__(512)
             uint32_t width, cu_act act)
 {
     cu_let_next_start();
+    cu_wait_for_inputs();
     __shared__ float red[32];
     const size_t base = (size_t)blockIdx.x * width;
     float sum = 0, inv;
@@ -61,13 +62,13 @@ static __global__ void __launch_bounds__(512)
 void cu_rmsnorm(cudaStream_t s, const float *x, const float *gamma, float eps, float *y, uint32_t n_row,
                 uint32_t width, const struct cu_act *act)
 {
-    rmsnorm<<<n_row, threads_for(width), 0, s>>>(x, nullptr, nullptr, gamma, eps, y, width, *act);
+    cu_start(s, rmsnorm, n_row, threads_for(width), 0, x, nullptr, nullptr, gamma, eps, y, width, *act);
 }
 
 void cu_add_rmsnorm(cudaStream_t s, const float *a, const float *b, float *sum, const float *gamma, float eps,
                     float *y, uint32_t n_row, uint32_t width, const struct cu_act *act)
 {
-    rmsnorm<<<n_row, threads_for(width), 0, s>>>(a, b, sum, gamma, eps, y, width, *act);
+    cu_start(s, rmsnorm, n_row, threads_for(width), 0, a, b, sum, gamma, eps, y, width, *act);
 }
 
 /* A block is a (token, head); a warp suffices for heads of up to 256. */
@@ -75,6 +76,7 @@ static __global__ void __launch_bounds__(64) gated_norm(const float *o, const fl
                                                         float eps, cu_heads h, float *y, cu_act act)
 {
     cu_let_next_start();
+    cu_wait_for_inputs();
     __shared__ float red[32];
     const uint32_t tok = blockIdx.y, k = threadIdx.x * 8;
     const size_t base = ((size_t)tok * h.n_head + blockIdx.x) * h.dim;
@@ -102,7 +104,7 @@ static __global__ void __launch_bounds__(64) gated_norm(const float *o, const fl
 void cu_gated_norm(cudaStream_t s, const float *o, const float *z, const float *gamma, float eps,
                    struct cu_heads h, float *y, uint32_t n_tok, const struct cu_act *act)
 {
-    gated_norm<<<dim3(h.n_head, n_tok), threads_for(h.dim), 0, s>>>(o, z, gamma, eps, h, y, *act);
+    cu_start(s, gated_norm, dim3(h.n_head, n_tok), threads_for(h.dim), 0, o, z, gamma, eps, h, y, *act);
 }
 
 /* ---- heads
@@ -132,6 +134,8 @@ enum { HEAD_MAX = 512 };
 static __global__ void __launch_bounds__(64)
     head_rope(const float *x, const float *gamma, float eps, float scale, cu_heads h, cu_rope r, float *y)
 {
+    cu_let_next_start();
+    cu_wait_for_inputs();
     __shared__ float red[32], row[HEAD_MAX];
     const uint32_t tok = blockIdx.y, k = threadIdx.x * 8;
     const float *in = x + ((size_t)tok * h.n_head + blockIdx.x) * h.stride;
@@ -166,12 +170,13 @@ static __global__ void __launch_bounds__(64)
 void cu_head_rope(cudaStream_t s, const float *x, const float *gamma, float eps, float scale,
                   struct cu_heads h, const struct cu_rope *r, float *y, uint32_t n_tok)
 {
-    head_rope<<<dim3(h.n_head, n_tok), threads_for(h.dim), 0, s>>>(x, gamma, eps, scale, h, *r, y);
+    cu_start(s, head_rope, dim3(h.n_head, n_tok), threads_for(h.dim), 0, x, gamma, eps, scale, h, *r, y);
 }
 
 static __global__ void head_gate(const float *x, const float *gate, cu_heads h, float *y, cu_act act)
 {
     cu_let_next_start();
+    cu_wait_for_inputs();
     const uint32_t width = h.n_head * h.dim, k = (blockIdx.x * blockDim.x + threadIdx.x) * 8,
                    tok = blockIdx.y;
     float v[8], u[8];
@@ -191,12 +196,14 @@ static __global__ void head_gate(const float *x, const float *gate, cu_heads h, 
 void cu_head_gate(cudaStream_t s, const float *x, const float *gate, struct cu_heads h, float *y,
                   uint32_t n_tok, const struct cu_act *act)
 {
-    head_gate<<<dim3((h.n_head * h.dim / 8 + 127) / 128, n_tok), 128, 0, s>>>(x, gate, h, y, *act);
+    cu_start(s, head_gate, dim3((h.n_head * h.dim / 8 + 127) / 128, n_tok), 128, 0, x, gate, h, y, *act);
 }
 
 static __global__ void gates(const float *b, const float *a, const float *a_neg, const float *dt_bias,
                              float *y, uint32_t n)
 {
+    cu_let_next_start();
+    cu_wait_for_inputs();
     const uint32_t tok = blockIdx.x;
 
     for (uint32_t i = threadIdx.x; i < n; i += blockDim.x) {
@@ -210,7 +217,7 @@ static __global__ void gates(const float *b, const float *a, const float *a_neg,
 void cu_gates(cudaStream_t s, const float *b, const float *a, const float *a_neg, const float *dt_bias,
               float *y, uint32_t n_tok, uint32_t n)
 {
-    gates<<<n_tok, 64, 0, s>>>(b, a, a_neg, dt_bias, y, n);
+    cu_start(s, gates, n_tok, 64, 0, b, a, a_neg, dt_bias, y, n);
 }
 
 /* ---- elementwise
@@ -219,6 +226,7 @@ void cu_gates(cudaStream_t s, const float *b, const float *a, const float *a_neg
 static __global__ void swiglu(const float *gate, const float *up, float *y, uint32_t width, cu_act act)
 {
     cu_let_next_start();
+    cu_wait_for_inputs();
     const uint32_t k = (blockIdx.x * blockDim.x + threadIdx.x) * 8;
     const size_t at = (size_t)blockIdx.y * width + k;
     float v[8], u[8];
@@ -238,11 +246,13 @@ static __global__ void swiglu(const float *gate, const float *up, float *y, uint
 void cu_swiglu(cudaStream_t s, const float *gate, const float *up, float *y, uint32_t n_row, uint32_t width,
                const struct cu_act *act)
 {
-    swiglu<<<dim3((width / 8 + 127) / 128, n_row), 128, 0, s>>>(gate, up, y, width, *act);
+    cu_start(s, swiglu, dim3((width / 8 + 127) / 128, n_row), 128, 0, gate, up, y, width, *act);
 }
 
 static __global__ void add(const float *a, const float *b, float *y, size_t n)
 {
+    cu_let_next_start();
+    cu_wait_for_inputs();
     const size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
 
     if (i < n)
@@ -251,11 +261,13 @@ static __global__ void add(const float *a, const float *b, float *y, size_t n)
 
 void cu_add(cudaStream_t s, const float *a, const float *b, float *y, size_t n)
 {
-    add<<<(unsigned)((n + 255) / 256), 256, 0, s>>>(a, b, y, n);
+    cu_start(s, add, (unsigned)((n + 255) / 256), 256, 0, a, b, y, n);
 }
 
 static __global__ void gather(const uint32_t *rows, const float *x, float *y, uint32_t width)
 {
+    cu_let_next_start();
+    cu_wait_for_inputs();
     for (uint32_t k = threadIdx.x; k < width; k += blockDim.x)
         y[(size_t)blockIdx.x * width + k] = x[(size_t)rows[blockIdx.x] * width + k];
 }
@@ -264,5 +276,5 @@ void cu_gather(cudaStream_t s, const struct cu_batch *b, const float *x, float *
                uint32_t width)
 {
     if (n_out)
-        gather<<<n_out, 256, 0, s>>>(b->out_rows, x, y, width);
+        cu_start(s, gather, n_out, 256, 0, b->out_rows, x, y, width);
 }

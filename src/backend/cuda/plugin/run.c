@@ -75,6 +75,36 @@ static esp_status upload(struct esp_plan *p, const struct esp_batch *b, esp_erro
     return ESP_OK;
 }
 
+/* Rows that the tape's INPUT takes from the batch. */
+static esp_status upload_rows(struct esp_plan *p, const struct esp_batch *b, esp_error *err)
+{
+    for (uint32_t i = 0; i < p->tape->n_op; i++) {
+        const struct esp_op *op = &p->tape->ops[i];
+
+        if (op->kind == ESP_OP_INPUT)
+            CUDA_TRY(cudaMemcpyAsync(p->scratch + p->input_off, b->input,
+                                     (size_t)b->n_tok * plan_width(p, op->out) * sizeof(float),
+                                     cudaMemcpyHostToDevice, p->dev->stream),
+                     "uploading input rows");
+    }
+    return ESP_OK;
+}
+
+/* Hidden rows that the batch wants; returns when they are there, as host memory of any kind may take them. */
+static esp_status bring_hidden(struct esp_plan *p, const struct esp_batch *b, esp_error *err)
+{
+    for (uint32_t i = 0; b->hidden && i < p->tape->n_op; i++) {
+        const struct esp_op *op = &p->tape->ops[i];
+
+        if (op->kind == ESP_OP_HIDDEN)
+            CUDA_TRY(cudaMemcpyAsync(b->hidden, p->scratch + p->hidden_off,
+                                     (size_t)b->n_tok * plan_width(p, op->a) * sizeof(float),
+                                     cudaMemcpyDeviceToHost, p->dev->stream),
+                     "reading hidden rows");
+    }
+    return ESP_OK;
+}
+
 static const struct cuda_step *logits_step(const struct esp_plan *p)
 {
     const struct cuda_step *s = &p->steps[p->n_step - 1];
@@ -118,10 +148,11 @@ static esp_status capture(struct esp_plan *p, const struct cu_shape *h, cudaGrap
  */
 static esp_status replay(struct esp_plan *p, const struct cu_shape *h, esp_error *err)
 {
+    const bool hidden = p->batch->hidden != NULL;
     struct cuda_graph *g = NULL;
 
     for (uint32_t i = 0; i < CUDA_MAX_GRAPH && !g; i++)
-        if (memcmp(&p->graphs[i].shape, h, sizeof *h) == 0)
+        if (memcmp(&p->graphs[i].shape, h, sizeof *h) == 0 && p->graphs[i].hidden == hidden)
             g = &p->graphs[i];
     if (!g) {
         g = &p->graphs[p->next_graph];
@@ -129,12 +160,19 @@ static esp_status replay(struct esp_plan *p, const struct cu_shape *h, esp_error
         if (g->exec)
             cudaGraphExecDestroy(g->exec);
         g->exec = NULL;
+        g->plain = false;
         g->shape = *h;
+        g->hidden = hidden;
         walk(p, h);
         return ESP_OK;
     }
-    if (!g->exec)
-        ESP_TRY(capture(p, h, &g->exec, err));
+    if (!g->exec && !g->plain)
+        g->plain =
+            capture(p, h, &g->exec, NULL) != ESP_OK; /* a graph saves time; steps do not depend on one */
+    if (g->plain) {
+        walk(p, h);
+        return ESP_OK;
+    }
     CUDA_TRY(cudaGraphLaunch(g->exec, p->dev->stream), "running a step");
     return ESP_OK;
 }
@@ -245,9 +283,6 @@ esp_status cuda_run(struct esp_plan *p, const struct esp_batch *b, esp_error *er
     struct cu_shape h;
 
     ESP_TRY(esp_batch_check(b, p->tape, &p->pools, &p->opts, err));
-    if (b->hidden)
-        return esp_fail(err, ESP_EUNSUPPORTED, "%s: hidden rows can be read on the CPU in this version",
-                        p->dev->base.name);
     if (p->dev->running)
         ESP_TRY(cuda_wait(&p->dev->base, err)); /* its staging memory and logits are in use */
     ESP_TRY(cuda_use(p->dev, err));
@@ -255,6 +290,7 @@ esp_status cuda_run(struct esp_plan *p, const struct esp_batch *b, esp_error *er
     p->batch = b;
     p->deliver = false;
     ESP_TRY(upload(p, b, err));
+    ESP_TRY(upload_rows(p, b, err));
     p->dev->running = p;
     if (b->tap)
         ESP_TRY(walk_tapped(p, &h, err));
@@ -263,6 +299,7 @@ esp_status cuda_run(struct esp_plan *p, const struct esp_batch *b, esp_error *er
     else
         walk(p, &h);
     CUDA_TRY(cudaGetLastError(), "starting a step");
+    ESP_TRY(bring_hidden(p, b, err));
     return bring_logits(p, b, err);
 }
 

@@ -9,8 +9,14 @@
 #include <string.h>
 
 #include "base/mem.h"
+#include "formats/trellis.h"
 
-enum { STAGING_BYTES = 64 << 20 };
+#include "backend/cuda/plugin/coded.h"
+
+enum {
+    STAGING_BYTES = 64 << 20,
+    CODED_TASKS = 2048 /* warps that products along axis 0 are cut into at most: one wave of a large device */
+};
 
 static enum cu_format format_of(const struct esp_weight *w)
 {
@@ -22,16 +28,38 @@ static enum cu_format format_of(const struct esp_weight *w)
         return CU_F16;
     if (w->format == ESP_FORMAT_BF16)
         return CU_BF16;
+    if (esp_is_trellis(w->format))
+        return CU_CODED;
     return f->bits <= 2 ? CU_Q2 : f->bits <= 4 ? CU_Q4 : CU_Q8;
 }
 
-static struct cu_weight describe(const struct esp_weight *w)
+/* Parts of a product: functions of the weight's shape alone, as everything that orders a sum. */
+static void cut(struct cu_weight *c)
+{
+    const uint32_t unit = c->format == CU_CODED && c->axis ? 2 : 1, n = c->n_quad / unit;
+
+    if (c->format == CU_CODED && !c->axis) {
+        const uint32_t most = CODED_TASKS / (c->n_tile / 16) ? CODED_TASKS / (c->n_tile / 16) : 1;
+
+        c->part_quads = (c->n_quad + most - 1) / most;
+        c->n_part = (c->n_quad + c->part_quads - 1) / c->part_quads;
+        return;
+    }
+    c->part_quads = (n + CU_PARTS - 1) / CU_PARTS * unit;
+    c->n_part = CU_PARTS;
+}
+
+struct cu_weight cuda_weight_describe(const struct esp_weight *w)
 {
     struct cu_weight c = {.format = format_of(w), .n_out = w->n_out, .n_in = w->n_in};
 
     c.n_tile = (w->n_out + 15) / 16;
     c.n_quad = (w->n_in + 127) / 128;
-    c.part_quads = (c.n_quad + CU_PARTS - 1) / CU_PARTS;
+    if (c.format == CU_CODED) {
+        c.bits = esp_trellis_bits(w->format);
+        c.axis = w->axis;
+    }
+    cut(&c);
     c.group_kb = w->group / 32;
     c.group_shift = c.group_kb == 4 ? 2 : c.group_kb == 2 ? 1 : 0;
     c.scale_f32 = w->group && w->scale_type != ESP_SCALE_BF16;
@@ -80,10 +108,81 @@ static esp_status pack_rows(struct cuda_dev *d, const struct esp_weight *w, cons
     return ESP_OK;
 }
 
+/* ---- trellis codes ---- */
+
+/* Scales over the divisor of codes, padded with zeros to what kernels read. */
+static esp_status upload_coded_scales(struct cuda_dev *d, const struct esp_weight *w,
+                                      const struct cu_weight *c, esp_error *err)
+{
+    const size_t n = cu_packed_scale_bytes(c) / sizeof(float);
+    float *f = esp_alloc_array(n, sizeof *f);
+    cudaError_t e;
+
+    if (!f)
+        return esp_fail(err, ESP_ENOMEM, "%zu scales: out of memory", n);
+    for (uint32_t i = 0; i < esp_trellis_rows(w); i++)
+        f[i] = esp_trellis_scale(w, i) * ESP_TRELLIS_RECIPROCAL;
+    e = cudaMemcpyAsync((void *)(uintptr_t)c->scales, f, n * sizeof *f, cudaMemcpyHostToDevice, d->stream);
+    if (e == cudaSuccess)
+        e = cudaStreamSynchronize(d->stream);
+    esp_free(f);
+    return e == cudaSuccess ? ESP_OK : cuda_failed(err, e, "uploading scales");
+}
+
+/* Stored rows [row0, row0 + n) through the staging memory: as they lie, or pair by pair of interleaved
+ * blocks. */
+static esp_status pack_coded_rows(struct cuda_dev *d, const struct esp_weight *w, const struct cu_weight *c,
+                                  uint8_t *staging, uint32_t row0, uint32_t n, esp_error *err)
+{
+    const size_t block = esp_trellis_block_bytes(c->bits), blocks = esp_trellis_cols(w) / ESP_TRELLIS_BLOCK;
+    struct cu_coded_source src = {.row0 = row0, .n_row = n, .words = (const uint32_t *)(const void *)staging};
+
+    if (w->interleaved) {
+        src.row = 2 * block / 4;
+        src.pair = n * src.row;
+        CUDA_TRY(cudaMemcpy2DAsync(staging, src.pair * 4, w->codes + row0 * w->row_bytes, w->pair_bytes,
+                                   src.pair * 4, blocks / 2, cudaMemcpyHostToDevice, d->stream),
+                 "uploading weights");
+    } else {
+        src.row = blocks * block / 4;
+        src.pair = 2 * block / 4;
+        if (src.row * 4 == w->row_bytes)
+            CUDA_TRY(cudaMemcpyAsync(staging, w->codes + row0 * w->row_bytes, n * w->row_bytes,
+                                     cudaMemcpyHostToDevice, d->stream),
+                     "uploading weights");
+        else
+            CUDA_TRY(cudaMemcpy2DAsync(staging, src.row * 4, w->codes + row0 * w->row_bytes, w->row_bytes,
+                                       src.row * 4, n, cudaMemcpyHostToDevice, d->stream),
+                     "uploading weights");
+    }
+    cu_pack_coded(d->stream, c, &src);
+    CUDA_TRY(cudaGetLastError(), "packing weights");
+    return ESP_OK;
+}
+
+static esp_status upload_coded(struct cuda_dev *d, const struct esp_weight *w, const struct cu_weight *c,
+                               esp_error *err)
+{
+    const size_t row = esp_trellis_cols(w) / ESP_TRELLIS_BLOCK * esp_trellis_block_bytes(c->bits);
+    const uint32_t n_row = esp_trellis_rows(w);
+    size_t step = STAGING_BYTES / row / 128 * 128;
+    uint8_t *staging;
+    esp_status s;
+
+    step = step < 128 ? 128 : step > n_row ? n_row : step;
+    ESP_TRY(upload_coded_scales(d, w, c, err));
+    CUDA_TRY(cudaMallocAsync((void **)&staging, step * row, d->stream), "staging memory for weights");
+    s = ESP_OK;
+    for (uint32_t r = 0; r < n_row && s == ESP_OK; r += (uint32_t)step)
+        s = pack_coded_rows(d, w, c, staging, r, n_row - r < step ? n_row - r : (uint32_t)step, err);
+    cudaFreeAsync(staging, d->stream);
+    return s;
+}
+
 static esp_status upload(struct cuda_dev *d, const struct esp_weight *w, const struct cu_weight *c,
                          esp_error *err)
 {
-    uint32_t step = rows_at_once(w);
+    const uint32_t step = rows_at_once(w);
     uint8_t *staging;
     esp_status s = ESP_OK;
 
@@ -93,6 +192,8 @@ static esp_status upload(struct cuda_dev *d, const struct esp_weight *w, const s
                  "uploading weights");
         return ESP_OK;
     }
+    if (c->format == CU_CODED)
+        return upload_coded(d, w, c, err);
     CUDA_TRY(
         cudaMallocAsync((void **)&staging, step * (w->row_bytes + 2 * w->scale_row_bytes) + 256, d->stream),
         "staging memory for weights");
@@ -155,7 +256,7 @@ esp_status cuda_weight_take(struct cuda_dev *d, const struct esp_weight *w, stru
         return ESP_OK;
     }
     ESP_TRY(add_place(d, &c, err));
-    *c = (struct cuda_weight){.key = w, .w = describe(w)};
+    *c = (struct cuda_weight){.key = w, .w = cuda_weight_describe(w)};
     scales = cu_packed_scale_bytes(&c->w);
     e = cudaMalloc(&c->codes, cu_packed_code_bytes(&c->w));
     if (e == cudaSuccess && scales)

@@ -1,0 +1,46 @@
+/*
+ * Launches that may begin before the kernel ahead of them has ended: between small kernels the launch itself
+ * is most of the time. A kernel started this way begins with cu_let_next_start() and cu_wait_for_inputs(),
+ * before any return and before it reads or writes what others do: then a kernel that has ended means that all
+ * before it have.
+ *
+ * SPDX-License-Identifier: MIT
+ */
+#ifndef ESP_BACKEND_CUDA_PLUGIN_START_CUH
+#define ESP_BACKEND_CUDA_PLUGIN_START_CUH
+
+#include <stdlib.h>
+
+#include "backend/cuda/plugin/device.cuh"
+
+/* Whether the current device knows programmatic launches; ESPALIER_CUDA_EARLY=0 does without, to find faults.
+ */
+static inline int cu_knows_early(void)
+{
+    const char *wanted = getenv("ESPALIER_CUDA_EARLY");
+    int device = 0, major = 0;
+
+    if ((wanted && wanted[0] == '0') || cudaGetDevice(&device) != cudaSuccess ||
+        cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) != cudaSuccess)
+        return 0;
+    return major >= 9;
+}
+
+template <class... P, class... A>
+static void cu_start(cudaStream_t s, void (*kernel)(P...), dim3 grid, dim3 block, size_t shared, A &&...args)
+{
+    cudaLaunchAttribute early = {};
+    cudaLaunchConfig_t c = {};
+
+    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    early.val.programmaticStreamSerializationAllowed = 1;
+    c.gridDim = grid;
+    c.blockDim = block;
+    c.dynamicSmemBytes = shared;
+    c.stream = s;
+    c.attrs = &early;
+    c.numAttrs = cu_knows_early() ? 1 : 0;
+    cudaLaunchKernelEx(&c, kernel, static_cast<A &&>(args)...);
+}
+
+#endif

@@ -1,0 +1,43 @@
+/*
+ * A request of a service while it waits and runs: copies of what the caller gave, and the sequences of its
+ * choices. Private to the service.
+ *
+ * SPDX-License-Identifier: MIT
+ */
+#ifndef ESP_ENGINE_SERVICE_JOB_H
+#define ESP_ENGINE_SERVICE_JOB_H
+
+#include <stdatomic.h>
+
+#include "engine/service.h"
+
+struct esp_service_job {
+    struct esp_service_job *next;
+    uint64_t id;
+    struct esp_service_request r; /* its arrays are ours */
+    esp_token *tokens;
+    size_t *marks;
+    esp_logit_bias *bias;
+    struct esp_constraint constraint; /* until a sequence has it; all zero: none */
+    atomic_uint cancel;               /* bit per choice */
+    /* The thread's own. */
+    bool opened, sharing; /* sharing: choice 0 runs the prompt that the others will fork ... */
+    bool ready;           /* ... and has */
+    esp_seq *seqs[ESP_SERVICE_MAX_CHOICES];
+    bool ended[ESP_SERVICE_MAX_CHOICES];
+    uint32_t n_ended;
+    esp_usage prompt_usage;
+};
+
+/* A copy of r; ESP_ENOMEM. The constraint belongs to the job then: clear j->constraint to keep it. */
+esp_status esp_service_job_make(struct esp_service_job **out, const struct esp_service_request *r,
+                                esp_error *err);
+/* Its sequences are closed. NULL is a no-op. */
+void esp_service_job_free(struct esp_service_job *j);
+/* Open choice 0 and generate: its answer, or with several choices the prompt alone. On an error the job has
+ * to be ended; what was opened is in seqs. */
+esp_status esp_service_job_open(struct esp_service_job *j, esp_engine *g, esp_error *err);
+/* The prompt has run: every other choice becomes a fork that shares its pages, and all generate. */
+esp_status esp_service_job_fork(struct esp_service_job *j, esp_error *err);
+
+#endif

@@ -1,0 +1,29 @@
+/*
+ * LoRA adapters that requests may name. Mounting reads files on a thread of its own; the loop goes on
+ * meanwhile. An adapter in use cannot be taken away.
+ *
+ * SPDX-License-Identifier: MIT
+ */
+#ifndef ESP_SERVE_ADAPTERS_H
+#define ESP_SERVE_ADAPTERS_H
+
+#include "serve/job.h"
+
+struct esp_mounts;
+
+/* Mount those of the options; on the loading thread. ESP_EINVAL, and those of esp_adapter_open(). */
+esp_status esp_mounts_open(struct esp_mounts **out, const struct esp_serve_opts *o, esp_model *m,
+                           esp_error *err);
+/* No sequence may use one any more. */
+void esp_mounts_close(struct esp_mounts *a);
+/* Fields adapter and lora, and what the model's name says behind a colon; else the server's default. */
+void esp_mounts_read(struct esp_fields *f, struct esp_gen *g, const struct esp_server *s);
+/* A job uses what its settings name; and has ended. */
+void esp_mounts_use(struct esp_server *s, const struct esp_gen *g, int by);
+/* Whether a model's name means one of them, alone or behind "base:". */
+bool esp_mounts_known(const struct esp_server *s, const char *model);
+/* Entries for GET /v1/adapters; as models for GET /v1/models, with parent. New arrays. */
+json_t *esp_mounts_list(const struct esp_server *s);
+json_t *esp_mounts_ids(const struct esp_server *s);
+
+#endif

@@ -1,0 +1,413 @@
+/*
+ * POST /v1/completions: plain texts or token ids, continued. One prompt is one generation; their choices are
+ * numbered prompt by prompt. No template, no thinking, no tools.
+ *
+ * SPDX-License-Identifier: MIT
+ */
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+
+#include "base/limits.h"
+#include "base/mem.h"
+#include "base/utf8.h"
+#include "engine/chat.h"
+
+#include "serve/constrain.h"
+#include "serve/params.h"
+#include "serve/route.h"
+
+enum { MAX_PROMPTS = 64, DEFAULT_MAX_TOKENS = 512 };
+
+struct completion {
+    struct esp_gen gen;
+    char id[48];
+    int64_t created;
+    bool include_usage, echo, failed;
+    bool control; /* <|im_end|> and the like in a prompt are tokens */
+    size_t n_prompt, n_done;
+    struct esp_ids prompts[MAX_PROMPTS];
+    struct esp_strbuf echoes[MAX_PROMPTS];        /* text of a prompt, with echo */
+    json_t *choices;                              /* [n_prompt * n], whole answers */
+    uint64_t sent[MAX_PROMPTS * ESP_MAX_CHOICES]; /* characters so far, for text_offset */
+    json_t *usage, *timings, *ext;
+};
+
+static void free_completion(void *answer)
+{
+    struct completion *a = answer;
+
+    esp_gen_free(&a->gen);
+    for (size_t i = 0; i < a->n_prompt; i++) {
+        esp_ids_free(&a->prompts[i]);
+        esp_strbuf_free(&a->echoes[i]);
+    }
+    json_decref(a->choices);
+    json_decref(a->usage);
+    json_decref(a->timings);
+    json_decref(a->ext);
+    esp_free(a);
+}
+
+static struct completion *completion_of(const struct esp_job *j)
+{
+    return j->call->answer;
+}
+
+/* ---- answers ---- */
+
+static uint64_t characters(const char *s, size_t len)
+{
+    uint64_t n = 0;
+
+    for (size_t i = 0; i < len; i++)
+        n += ((unsigned char)s[i] & 0xc0) != 0x80;
+    return n;
+}
+
+/* Rows of the chat form as the older dialect has them; rows is released. */
+static json_t *legacy_logprobs(struct completion *a, size_t number, json_t *rows)
+{
+    json_t *tokens = json_array(), *logprobs = json_array(), *tops = json_array(), *offsets = json_array(),
+           *row;
+    size_t i;
+
+    json_array_foreach(rows, i, row)
+    {
+        const json_t *list = json_object_get(row, "top_logprobs"), *t;
+        const json_t *text = json_object_get(row, "token");
+        json_t *top = json_object();
+        size_t k;
+
+        json_array_append(tokens, (json_t *)text);
+        json_array_append(logprobs, json_object_get(row, "logprob"));
+        json_array_foreach(list, k, t)
+        {
+            const char *name = json_string_value(json_object_get(t, "token"));
+
+            if (!json_object_get(top, name))
+                json_object_set(top, name, json_object_get(t, "logprob"));
+        }
+        json_array_append_new(tops, top);
+        json_array_append_new(offsets, json_integer((json_int_t)a->sent[number]));
+        a->sent[number] += characters(json_string_value(text), json_string_length(text));
+    }
+    json_decref(rows);
+    return json_pack("{s:o,s:o,s:o,s:o}", "tokens", tokens, "token_logprobs", logprobs, "top_logprobs", tops,
+                     "text_offset", offsets);
+}
+
+static json_t *logprobs_json(struct esp_choice *c, size_t number, bool all)
+{
+    json_t *rows = esp_choice_rows(c, all);
+
+    return rows ? legacy_logprobs(completion_of(c->job), number, rows) : json_null();
+}
+
+static json_t *object_json(const struct esp_call *call, json_t *choices)
+{
+    const struct completion *a = call->answer;
+
+    return json_pack("{s:s,s:s,s:I,s:o,s:o,s:o}", "id", a->id, "object", "text_completion", "created",
+                     (json_int_t)a->created, "model", esp_model_name(call->s, a->gen.adapter),
+                     "system_fingerprint", esp_fingerprint(call->s), "choices", choices);
+}
+
+static size_t number_of(const struct esp_choice *c)
+{
+    return (size_t)c->job->index * c->job->n + c->index;
+}
+
+static void send(const struct esp_call *call, json_t *choice, json_t *usage)
+{
+    json_t *list = choice ? json_pack("[o]", choice) : json_array(), *v = object_json(call, list);
+
+    if (usage || ((const struct completion *)call->answer)->include_usage)
+        json_object_set_new(v, "usage", usage ? usage : json_null());
+    esp_sse_data((struct esp_call *)call, NULL, v);
+}
+
+static void on_text(struct esp_choice *c, enum esp_turn_what what, const char *s, size_t len)
+{
+    if (completion_of(c->job)->gen.stream && what == ESP_TURN_CONTENT)
+        send(c->job->call,
+             json_pack("{s:i,s:o,s:o,s:n}", "index", (int)number_of(c), "text", esp_text_json(s, len),
+                       "logprobs", logprobs_json(c, number_of(c), false), "finish_reason"),
+             NULL);
+}
+
+static json_t *stop_reason(const struct esp_choice *c)
+{
+    const struct esp_gen *g = c->job->gen;
+
+    if (c->stop_string >= 0)
+        return esp_text_json(g->stops[c->stop_string].text, g->stops[c->stop_string].len);
+    return c->stop_token >= 0 ? json_integer(c->stop_token) : json_null();
+}
+
+static void on_ended(struct esp_choice *c)
+{
+    struct completion *a = completion_of(c->job);
+    const struct esp_strbuf *echo = &a->echoes[c->job->index];
+    struct esp_strbuf text;
+    json_t *choice;
+
+    if (c->job->e.http)
+        return;
+    esp_strbuf_init(&text, ESP_LIMIT_TURN_BYTES);
+    if (!a->gen.stream) {
+        esp_strbuf_add(&text, esp_strbuf_str(echo), echo->len);
+        esp_strbuf_add(&text, esp_strbuf_str(&c->content), c->content.len);
+    }
+    choice = json_pack("{s:i,s:o,s:o,s:s,s:o}", "index", (int)number_of(c), "text",
+                       esp_text_json(esp_strbuf_str(&text), text.len), "logprobs",
+                       logprobs_json(c, number_of(c), true), "finish_reason", esp_end_name(c->end),
+                       "stop_reason", stop_reason(c));
+    esp_strbuf_free(&text);
+    if (a->gen.stream)
+        send(c->job->call, choice, NULL);
+    else
+        json_array_set_new(a->choices, number_of(c), choice);
+}
+
+/* Sum b's numbers into a, objects inside too. */
+static void add_numbers(json_t *a, const json_t *b)
+{
+    const char *key;
+    json_t *v;
+
+    json_object_foreach((json_t *)b, key, v)
+    {
+        json_t *have = json_object_get(a, key);
+        const char *inner;
+        json_t *w;
+
+        if (json_is_integer(v)) {
+            json_object_set_new(a, key, json_integer(json_integer_value(have) + json_integer_value(v)));
+            continue;
+        }
+        json_object_foreach(v, inner, w)
+        {
+            const json_int_t sum = json_integer_value(json_object_get(have, inner)) + json_integer_value(w);
+
+            json_object_set_new(have, inner, json_integer(sum));
+        }
+    }
+}
+
+static void end_all(struct esp_call *c)
+{
+    struct completion *a = c->answer;
+    json_t *v;
+
+    if (a->gen.stream) {
+        if (a->include_usage)
+            send(c, NULL, json_incref(a->usage));
+        esp_sse_line(c, "data: [DONE]");
+        esp_sse_end(c);
+        return;
+    }
+    v = object_json(c, json_incref(a->choices));
+    json_object_set(v, "usage", a->usage);
+    json_object_set(v, "timings", a->timings);
+    json_object_set(v, "ext", a->ext);
+    esp_reply_json(c, 200, v);
+}
+
+static void on_done(struct esp_job *j)
+{
+    struct completion *a = completion_of(j);
+    struct esp_call *c = j->call;
+    json_t *usage = esp_usage_json(j);
+
+    if (a->usage)
+        add_numbers(a->usage, usage);
+    else
+        a->usage = json_incref(usage);
+    json_decref(usage);
+    if (!a->timings)
+        a->timings = esp_timings_json(j);
+    if (!a->ext)
+        a->ext = esp_ext_json(j);
+    a->n_done++;
+    if (j->e.http && !a->failed) {
+        a->failed = true;
+        c->e = j->e;
+        memset(&j->e, 0, sizeof j->e);
+        if (a->gen.stream) {
+            esp_sse_data(c, NULL, json_pack("{s:o}", "error", esp_api_error_object(&c->e)));
+            esp_sse_end(c);
+        } else {
+            esp_reply_error(c);
+        }
+        esp_jobs_cancel_call(c, ESP_JOB_ASKED);
+    } else if (a->n_done == a->n_prompt && !a->failed) {
+        end_all(c);
+    }
+}
+
+static const struct esp_sink sink = {on_text, NULL, on_ended, on_done};
+
+static void ping(struct esp_call *c)
+{
+    esp_sse_line(c, ": ping");
+}
+
+/* ---- requests ---- */
+
+static bool add_prompt(struct esp_call *c, struct completion *a, const json_t *one, const char *at)
+{
+    struct esp_ids *ids = &a->prompts[a->n_prompt];
+
+    esp_ids_init(ids, ESP_LIMIT_TURN_BYTES);
+    esp_strbuf_init(&a->echoes[a->n_prompt++], (size_t)c->s->o.max_prompt_bytes * 4);
+    if (json_is_string(one))
+        return esp_prompt_text(ids, c->s, json_string_value(one), json_string_length(one), a->control, &c->e);
+    if (json_is_array(one))
+        return esp_prompt_ids(ids, c->s, one, at, &c->e);
+    return esp_api_fail(&c->e, "invalid_type", at, "%s: %s is neither a string nor an array of token ids", at,
+                        esp_show_value(one));
+}
+
+static bool read_prompts(struct esp_call *c, struct esp_fields *f, struct completion *a)
+{
+    const json_t *v = esp_field_any(f, "prompt"), *one;
+    char at[32];
+    size_t i;
+
+    if (c->e.http)
+        return false;
+    if (!v)
+        return esp_api_fail(&c->e, "missing_field", "prompt",
+                            "prompt: missing; a string, token ids, or an array of them");
+    if (!json_is_array(v) || json_is_integer(json_array_get(v, 0)))
+        return add_prompt(c, a, v, "prompt");
+    if (json_array_size(v) == 0 || json_array_size(v) > MAX_PROMPTS)
+        return esp_api_fail(&c->e, "invalid_value", "prompt", "prompt: %zu prompts; 1 to %d are accepted",
+                            json_array_size(v), MAX_PROMPTS);
+    json_array_foreach(v, i, one)
+    {
+        snprintf(at, sizeof at, "prompt[%zu]", i);
+        if (!add_prompt(c, a, one, at))
+            return false;
+    }
+    return true;
+}
+
+static bool read_request(struct esp_call *c, struct completion *a)
+{
+    const json_t *options = NULL;
+    struct esp_fields f, s;
+    int64_t n = 0;
+
+    esp_fields_init(&f, c->body, "", &c->e);
+    esp_params_read(&f, &a->gen, c->s);
+    esp_params_stops(&f, "stop", &a->gen);
+    if (esp_field_int(&f, "logprobs", 0, 20, &n)) {
+        a->gen.logprobs = true;
+        a->gen.top = (uint32_t)n;
+    }
+    esp_field_bool(&f, "echo", &a->echo);
+    a->control = true;
+    esp_field_bool(&f, "parse_special", &a->control);
+    if (esp_field_any(&f, "suffix"))
+        esp_api_fail(&c->e, "unsupported_value", "suffix",
+                     "suffix: fill-in-the-middle is not in this version");
+    if (a->echo && a->gen.logprobs)
+        esp_api_fail(&c->e, "unsupported_value", "echo",
+                     "echo: log-probabilities of the prompt are not in this version");
+    if (esp_field_object(&f, "stream_options", &options)) {
+        esp_fields_init(&s, options, "stream_options.", &c->e);
+        esp_field_bool(&s, "include_usage", &a->include_usage);
+    }
+    esp_params_refuse(&f);
+    esp_constrain_read(&f, &a->gen);
+    esp_field_any(&f, "model");
+    if (!c->e.http && a->gen.max_tokens < 0)
+        a->gen.max_tokens = DEFAULT_MAX_TOKENS;
+    if (!read_prompts(c, &f, a))
+        return false;
+    json_decref(a->gen.ignored);
+    a->gen.ignored = esp_fields_ignored(&f);
+    return !c->e.http && esp_model_check(c, json_object_get(c->body, "model"));
+}
+
+static void make_echoes(struct esp_call *c, struct completion *a)
+{
+    for (size_t i = 0; a->echo && i < a->n_prompt; i++) {
+        esp_detok_decode(esp_model_tokenizer(c->s->model), a->prompts[i].data, a->prompts[i].n, 0,
+                         &a->echoes[i], NULL);
+        for (uint32_t k = 0; k < a->gen.n; k++)
+            a->sent[i * a->gen.n + k] = characters(esp_strbuf_str(&a->echoes[i]), a->echoes[i].len);
+    }
+}
+
+/* All limits first, then all jobs: a refusal must come before anything runs. */
+static bool start_all(struct esp_call *c, struct completion *a)
+{
+    uint64_t limits[MAX_PROMPTS];
+
+    if (!esp_constrain_compile(c->s, &a->gen, NULL, false, &c->e))
+        return false;
+    for (size_t i = 0; i < a->n_prompt; i++)
+        if (!esp_job_limit(c->s, &a->gen, a->prompts[i].n, &limits[i], &c->e))
+            return false;
+    for (size_t i = 0; i < a->n_prompt; i++) {
+        const struct esp_job_opts o = {.call = c,
+                                       .gen = &a->gen,
+                                       .sink = &sink,
+                                       .prompt = a->prompts[i],
+                                       .index = (uint32_t)i,
+                                       .raw = true,
+                                       .think_budget = -1};
+        struct esp_job *j;
+
+        memset(&a->prompts[i], 0, sizeof a->prompts[i]);
+        if (!esp_job_start(&j, &o, limits[i], &c->e))
+            return false;
+    }
+    return true;
+}
+
+static void send_echoes(struct esp_call *c, const struct completion *a)
+{
+    for (size_t i = 0; a->echo && i < a->n_prompt; i++)
+        for (uint32_t k = 0; k < a->gen.n && a->echoes[i].len; k++)
+            send(c,
+                 json_pack("{s:i,s:o,s:n,s:n}", "index", (int)(i * a->gen.n + k), "text",
+                           esp_text_json(esp_strbuf_str(&a->echoes[i]), a->echoes[i].len), "logprobs",
+                           "finish_reason"),
+                 NULL);
+}
+
+void esp_completions(struct esp_call *c)
+{
+    struct completion *a = esp_alloc(sizeof *a);
+
+    if (!a) {
+        esp_api_fail(&c->e, "device_lost", NULL, "no memory for the request");
+        return;
+    }
+    esp_gen_init(&a->gen, c->s);
+    a->created = (int64_t)time(NULL);
+    a->choices = json_array();
+    esp_random_id(a->id, sizeof a->id, "cmpl-");
+    snprintf(c->answer_id, sizeof c->answer_id, "%s", a->id);
+    c->answer = a;
+    c->free_answer = free_completion;
+    if (!read_request(c, a))
+        return;
+    for (size_t i = 0; i < a->n_prompt * a->gen.n; i++)
+        json_array_append_new(a->choices, json_null());
+    make_echoes(c, a);
+    if (!start_all(c, a)) {
+        esp_jobs_cancel_call(c, ESP_JOB_ASKED);
+        return;
+    }
+    if (a->gen.stream) {
+        esp_sse_begin(c);
+        c->ping = ping;
+        c->ping_interval = a->gen.ping;
+        send_echoes(c, a);
+    }
+}

@@ -1,0 +1,269 @@
+/*
+ * What the server says of itself: health, models, defaults, what runs, statistics.
+ *
+ * SPDX-License-Identifier: MIT
+ */
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+
+#include "serve/adapters.h"
+#include "serve/job.h"
+#include "serve/page.h"
+#include "serve/route.h"
+
+void esp_get_health(struct esp_call *c)
+{
+    static const char *const names[] = {[ESP_PHASE_LOADING] = "loading",
+                                        [ESP_PHASE_READY] = "ok",
+                                        [ESP_PHASE_DRAINING] = "draining",
+                                        [ESP_PHASE_FAILED] = "error"};
+    const struct esp_server *s = c->s;
+    json_t *v = json_pack("{s:s}", "status", names[s->phase]);
+
+    if (s->phase == ESP_PHASE_LOADING)
+        json_object_set_new(v, "progress",
+                            json_real(s->o.load_progress ? s->o.load_progress(s->o.user) : 0.0));
+    if (s->phase != ESP_PHASE_READY)
+        esp_http_header(c->r, "Retry-After", "1");
+    esp_reply_json(c, s->phase == ESP_PHASE_READY ? 200 : 503, v);
+}
+
+void esp_get_root(struct esp_call *c)
+{
+    static const char text[] = "espalier: GET /v1 lists the routes\n";
+
+    if (!c->s->o.no_page) {
+        esp_http_header(c->r, "Content-Security-Policy", esp_page_policy);
+        esp_http_header(c->r, "X-Content-Type-Options", "nosniff");
+        esp_http_header(c->r, "Referrer-Policy", "no-referrer");
+        esp_reply_text(c, 200, "text/html; charset=utf-8", (const char *)esp_page, esp_page_len);
+        return;
+    }
+    esp_reply_text(c, 200, "text/plain; charset=utf-8", text, sizeof text - 1);
+}
+
+void esp_get_version(struct esp_call *c)
+{
+    esp_reply_json(c, 200,
+                   json_pack("{s:s,s:s,s:s,s:[s]}", "version", esp_version(), "commit",
+                             c->s->o.commit ? c->s->o.commit : "unknown", "build",
+#if defined(__clang__)
+                             "clang " __clang_version__,
+#else
+                             "gcc " __VERSION__,
+#endif
+                             "devices", "cpu"));
+}
+
+void esp_get_index(struct esp_call *c)
+{
+    json_t *list = json_array();
+    const struct esp_route *r;
+
+    for (size_t i = 0; (r = esp_route_at(i)) != NULL; i++)
+        if (r->about)
+            json_array_append_new(
+                list, json_pack("{s:s,s:s,s:s}", "method", r->method, "path", r->path, "about", r->about));
+    esp_reply_json(c, 200, json_pack("{s:s,s:o}", "object", "list", "routes", list));
+}
+
+static json_t *model_json(const struct esp_server *s)
+{
+    const esp_model_info *m = &s->info;
+    json_t *aliases = json_array(), *v;
+    char stamp[40];
+    time_t at = (time_t)s->started_unix;
+    struct tm tm;
+
+    gmtime_r(&at, &tm);
+    strftime(stamp, sizeof stamp, "%Y-%m-%dT%H:%M:%SZ", &tm);
+    for (size_t i = 0; i < s->o.n_alias; i++)
+        json_array_append_new(aliases, json_string(s->o.aliases[i]));
+    v = json_pack("{s:s,s:s,s:I,s:s,s:s,s:s,s:s,s:I,s:I,s:I,s:I,s:o,s:n}", "id", s->o.model_id, "object",
+                  "model", "created", (json_int_t)s->started_unix, "owned_by", "espalier", "type", "model",
+                  "display_name", s->o.model_id, "created_at", stamp, "max_input_tokens",
+                  (json_int_t)s->context, "max_tokens", (json_int_t)s->context, "max_model_len",
+                  (json_int_t)s->context, "context_window", (json_int_t)s->context, "aliases", aliases,
+                  "parent");
+    json_object_set_new(v, "capabilities",
+                        json_pack("{s:b,s:b,s:b,s:s,s:b,s:b,s:b}", "vision", 0, "video", 0, "tools",
+                                  m->has_template && s->tool_call >= 0, "thinking",
+                                  s->think >= 0 ? "switchable" : "none", "embeddings", 0, "fim", 0, "mtp",
+                                  0));
+    json_object_set_new(v, "architecture",
+                        json_pack("{s:[s],s:[s]}", "input_modalities", "text", "output_modalities", "text"));
+    json_object_set_new(v, "meta",
+                        json_pack("{s:I,s:I,s:I,s:I,s:I,s:s,s:s,s:s}", "n_params", (json_int_t)m->n_params,
+                                  "size", (json_int_t)m->weight_bytes, "n_ctx", (json_int_t)s->context,
+                                  "n_ctx_train", (json_int_t)m->context, "n_vocab", (json_int_t)m->n_vocab,
+                                  "quantization", m->weights, "kv", s->o.kv ? s->o.kv : "bf16", "state",
+                                  "f32"));
+    return v;
+}
+
+void esp_get_models(struct esp_call *c)
+{
+    json_t *list = json_pack("[o]", model_json(c->s)), *ids = esp_mounts_ids(c->s), *id;
+    size_t i;
+
+    json_array_foreach(ids, i, id)
+    {
+        json_t *m = model_json(c->s);
+
+        json_object_set(m, "id", id);
+        json_object_set(m, "display_name", id);
+        json_object_set_new(m, "aliases", json_array());
+        json_object_set_new(m, "parent", json_string(c->s->o.model_id));
+        json_array_append_new(list, m);
+    }
+    json_decref(ids);
+    esp_reply_json(c, 200,
+                   json_pack("{s:s,s:o,s:b,s:s,s:s}", "object", "list", "data", list, "has_more", 0,
+                             "first_id", c->s->o.model_id, "last_id", c->s->o.model_id));
+}
+
+void esp_get_model(struct esp_call *c)
+{
+    bool known = strcmp(c->params[0], c->s->o.model_id) == 0;
+
+    for (size_t i = 0; i < c->s->o.n_alias; i++)
+        known = known || strcmp(c->params[0], c->s->o.aliases[i]) == 0;
+    if (known)
+        esp_reply_json(c, 200, model_json(c->s));
+    else
+        esp_api_fail(&c->e, "model_not_found", "model", "model: '%.200s' is not served here; '%.200s' is",
+                     c->params[0], c->s->o.model_id);
+}
+
+static json_t *defaults_json(const struct esp_server *s)
+{
+    struct esp_gen g;
+    json_t *v;
+
+    esp_gen_init(&g, s);
+    v = json_pack("{s:f,s:i,s:f,s:f,s:f,s:f,s:f,s:I}", "temperature", g.sampling.temperature, "top_k",
+                  g.sampling.top_k, "top_p", g.sampling.top_p, "min_p", g.sampling.min_p,
+                  "repetition_penalty", g.sampling.repetition_penalty, "presence_penalty",
+                  g.sampling.presence_penalty, "frequency_penalty", g.sampling.frequency_penalty,
+                  "max_tokens", (json_int_t)s->o.max_tokens);
+    esp_gen_free(&g);
+    return v;
+}
+
+void esp_get_props(struct esp_call *c)
+{
+    const struct esp_server *s = c->s;
+
+    esp_reply_json(c, 200,
+                   json_pack("{s:o,s:i,s:{s:b,s:b},s:s,s:s,s:I}", "default_generation_settings",
+                             defaults_json(s), "total_slots", (int)s->rows, "modalities", "vision", 0,
+                             "video", 0, "model_path", s->o.model_id, "build_info", esp_version(), "n_ctx",
+                             (json_int_t)s->context));
+}
+
+void esp_get_slots(struct esp_call *c)
+{
+    const struct esp_server *s = c->s;
+    json_t *list = json_array();
+    char value[8];
+    uint32_t n = 0;
+
+    for (const struct esp_job *j = s->jobs; j; j = j->next)
+        for (uint32_t i = 0; i < j->n && n < s->rows; i++) {
+            const struct esp_choice *ch = &j->choices[i];
+
+            if (ch->ended)
+                continue;
+            json_array_append_new(
+                list,
+                json_pack("{s:i,s:s,s:I,s:I,s:I,s:I,s:s,s:o}", "id", (int)n++, "state",
+                          ch->first_at > 0 ? "decode" : "prefill", "n_ctx", (json_int_t)s->context,
+                          "n_prompt_tokens", (json_int_t)j->prompt.n, "n_cached", (json_int_t)j->n_cached,
+                          "n_decoded", (json_int_t)ch->tokens.n, "request_id", j->call->id, "adapter",
+                          j->gen->adapter[0] ? json_string(j->gen->adapter) : json_null()));
+        }
+    if (n == s->rows && esp_http_query(c->r->head.query, "fail_on_no_slot", value, sizeof value) &&
+        strcmp(value, "1") == 0) {
+        json_decref(list);
+        esp_api_fail(&c->e, "device_lost", NULL, "no slot is free: all %u are in use", s->rows);
+        return;
+    }
+    while (n < s->rows)
+        json_array_append_new(list, json_pack("{s:i,s:s,s:I}", "id", (int)n++, "state", "idle", "n_ctx",
+                                              (json_int_t)s->context));
+    esp_reply_json(c, 200, list);
+}
+
+void esp_get_metrics(struct esp_call *c)
+{
+    struct esp_strbuf b;
+
+    if (c->s->o.no_metrics) {
+        esp_api_fail(&c->e, "route_not_found", NULL, "metrics are switched off");
+        return;
+    }
+    esp_strbuf_init(&b, 4 << 20);
+    esp_metrics_write(c->s, &b);
+    esp_reply_text(c, 200, "text/plain; version=0.0.4; charset=utf-8", esp_strbuf_str(&b), b.len);
+    esp_strbuf_free(&b);
+}
+
+static json_t *cache_json(const esp_stats *t)
+{
+    return json_pack("{s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:I}", "entries", (json_int_t)t->cache_texts,
+                     "checkpoints", (json_int_t)t->cache_checkpoints, "hits", (json_int_t)t->cache_hits,
+                     "hit_tokens", (json_int_t)t->cache_hit_tokens, "evictions",
+                     (json_int_t)t->cache_evictions, "disk_writes", (json_int_t)t->disk_saved, "disk_reads",
+                     (json_int_t)t->disk_restored, "disk_bytes", (json_int_t)t->disk_bytes);
+}
+
+void esp_get_stats(struct esp_call *c)
+{
+    const struct esp_server *s = c->s;
+    esp_stats t;
+    json_t *v;
+
+    esp_service_stats(s->service, &t);
+    v = json_pack(
+        "{s:{s:s,s:I,s:f,s:s,s:s},s:{s:I,s:I,s:I,s:I,s:I,s:I,s:I},s:{s:I,s:I,s:I,s:f,s:f}}", "server",
+        "model", s->o.model_id, "started_at", (json_int_t)s->started_unix, "uptime_s",
+        esp_serve_now() - s->started, "version", esp_version(), "determinism", "cache", "admission",
+        "max_context", (json_int_t)s->context, "max_rows", (json_int_t)s->rows, "running",
+        (json_int_t)t.rows_active, "waiting", (json_int_t)t.rows_waiting, "queue_limit", (json_int_t)s->queue,
+        "rejected_total", (json_int_t)s->metrics.rejected_queue + (json_int_t)s->metrics.rejected_context,
+        "clamped_total", (json_int_t)s->metrics.clamped, "scheduler", "steps_total", (json_int_t)t.steps,
+        "prompt_tokens", (json_int_t)t.prompt_tokens, "generated_tokens", (json_int_t)t.generated_tokens,
+        "prompt_seconds", t.prompt_seconds, "generate_seconds", t.generate_seconds);
+    json_object_set_new(v, "memory",
+                        json_pack("{s:I,s:I,s:I,s:I}", "pages_used", (json_int_t)t.pages_used, "pages_total",
+                                  (json_int_t)t.pages_total, "slots_used", (json_int_t)t.slots_used,
+                                  "slots_total", (json_int_t)t.slots_total));
+    json_object_set_new(v, "cache", cache_json(&t));
+    json_object_set(v, "recent", s->recent);
+    esp_reply_json(c, 200, v);
+}
+
+void esp_post_cancel(struct esp_call *c)
+{
+    struct esp_fields f;
+    const char *id = NULL;
+
+    esp_fields_init(&f, c->body, "", &c->e);
+    if (!esp_field_string(&f, "id", &id) && !c->e.http)
+        esp_api_fail(&c->e, "missing_field", "id", "id: missing; the x-request-id of a request is needed");
+    if (c->e.http)
+        return;
+    esp_reply_json(c, 200, json_pack("{s:s,s:b}", "id", id, "cancelled", esp_jobs_cancel_id(c->s, id)));
+}
+
+void esp_post_embeddings(struct esp_call *c)
+{
+    esp_api_fail(&c->e, "not_an_embedding_model", "model", "%s declares no pooling; it gives no embeddings",
+                 c->s->o.model_id);
+}
+
+void esp_post_later(struct esp_call *c)
+{
+    esp_api_fail(&c->e, "not_implemented", NULL, "%s is not in this version", c->r->head.path);
+}

@@ -1,0 +1,25 @@
+/*
+ * Work that must not hold up the event loop: each piece on a thread of its own, its end reported on the loop.
+ *
+ * SPDX-License-Identifier: MIT
+ */
+#ifndef ESP_SERVE_BACKGROUND_H
+#define ESP_SERVE_BACKGROUND_H
+
+#include "base/status.h"
+
+struct event_base;
+struct esp_background;
+
+typedef esp_status (*esp_background_fn)(void *arg, esp_error *err);
+typedef void (*esp_background_done)(void *arg, esp_status s, const esp_error *err);
+
+esp_status esp_background_open(struct esp_background **out, struct event_base *base, esp_error *err);
+/* Waits for what runs; done is called for all of it. NULL is a no-op. */
+void esp_background_close(struct esp_background *b);
+/* fn(arg) on a thread, then done(arg, ...) on the loop. ESP_ENOFIT: too many run already; ESP_EDEVICE,
+ * ESP_ENOMEM: neither is called. */
+esp_status esp_background_run(struct esp_background *b, esp_background_fn fn, esp_background_done done,
+                              void *arg, esp_error *err);
+
+#endif

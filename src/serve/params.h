@@ -1,0 +1,74 @@
+/*
+ * Fields that every text route shares, from JSON to struct esp_gen; prompts from messages to ids.
+ *
+ * SPDX-License-Identifier: MIT
+ */
+#ifndef ESP_SERVE_PARAMS_H
+#define ESP_SERVE_PARAMS_H
+
+#include "serve/job.h"
+
+/* Sampling, limits, stops, streaming; errors stay in f->e. */
+void esp_params_read(struct esp_fields *f, struct esp_gen *g, const struct esp_server *s);
+/* One or several stop strings under a name of the dialect's. */
+void esp_params_stops(struct esp_fields *f, const char *name, struct esp_gen *g);
+/* Refuse what would change the answer and is not built: structured output, audio, ... */
+void esp_params_refuse(struct esp_fields *f);
+/* Add a bias. False: no room. */
+bool esp_gen_ban(struct esp_gen *g, esp_token t);
+
+enum esp_tool_choice { ESP_TOOLS_AUTO, ESP_TOOLS_NONE, ESP_TOOLS_REQUIRED, ESP_TOOLS_NAMED };
+
+struct esp_chat_params {
+    json_t *messages; /* OpenAI form, owned */
+    json_t *tools;    /* OpenAI form, owned, or NULL */
+    json_t *kwargs;   /* owned object */
+    enum esp_tool_choice tool_choice;
+    char tool_name[136];
+    int thinking;   /* -1: not said, 0: off, 1: on */
+    int64_t budget; /* -1: none */
+    bool no_generation_prompt, continue_final;
+    bool include_reasoning, raw_reasoning;
+};
+
+void esp_chat_init(struct esp_chat_params *p, const struct esp_server *s);
+void esp_chat_free(struct esp_chat_params *p);
+/* Thinking switches, budget, template arguments. */
+void esp_chat_read_thinking(struct esp_fields *f, struct esp_chat_params *p);
+/* tools (checked) and tool_choice in the OpenAI form. */
+void esp_chat_read_tools(struct esp_fields *f, struct esp_chat_params *p, struct esp_gen *g);
+/* messages of the OpenAI form: checked, and brought into the form that templates know. */
+void esp_chat_read_messages(struct esp_fields *f, struct esp_chat_params *p, struct esp_gen *g,
+                            const struct esp_server *s);
+/* In place: roles, merged system messages, parts. For every dialect. False with e. */
+bool esp_chat_normalize(struct esp_chat_params *p, struct esp_gen *g, const struct esp_server *s,
+                        struct esp_api_error *e);
+
+struct esp_prompt {
+    struct esp_ids ids;
+    struct esp_strbuf text;
+    bool thinking;     /* ends inside <think> */
+    bool continued;    /* ends inside the assistant's text */
+    char opening[128]; /* the template's text behind the header of the assistant's turn */
+    char forced[300];  /* of the tool choice: in the prompt already unless thinking */
+};
+
+void esp_prompt_free(struct esp_prompt *p);
+/* Render and tokenize; bans openers in g as thinking and tool choice ask. */
+bool esp_prompt_chat(struct esp_prompt *out, const struct esp_chat_params *p, struct esp_gen *g,
+                     struct esp_server *s, struct esp_api_error *e);
+/* What a job of the prompt is started with; prompt->ids are taken over. */
+struct esp_job_opts esp_prompt_job(struct esp_call *c, struct esp_prompt *prompt, struct esp_chat_params *p,
+                                   struct esp_gen *g);
+/* Text or ids, as completions have them. */
+bool esp_prompt_text(struct esp_ids *out, const struct esp_server *s, const char *text, size_t len,
+                     bool control, struct esp_api_error *e);
+bool esp_prompt_ids(struct esp_ids *out, const struct esp_server *s, const json_t *ids, const char *param,
+                    struct esp_api_error *e);
+
+/* usage, timings, ext of a finished job (OpenAI form). */
+json_t *esp_usage_json(const struct esp_job *j);
+json_t *esp_timings_json(const struct esp_job *j);
+json_t *esp_ext_json(const struct esp_job *j);
+
+#endif

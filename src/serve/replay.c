@@ -1,0 +1,352 @@
+/*
+ * A ring of turns, oldest out first, and a map from keys to places in it. A turn is put back only where the
+ * client's message has the same text, reasoning and calls; a text's own hash is a key too, for answers
+ * without ids.
+ *
+ * SPDX-License-Identifier: MIT
+ */
+#include "serve/replay.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "base/hash.h"
+#include "base/json.h"
+#include "base/limits.h"
+#include "base/mem.h"
+#include "engine/chat.h"
+
+enum { MAX_KEYS = 34 };
+
+static const char header[] = "<|im_start|>assistant\n", footer[] = "<|im_end|>";
+
+struct kept {
+    char *opening;
+    json_t *content, *reasoning; /* strings, trimmed */
+    json_t *calls;               /* array of {name, arguments} */
+    json_t *keys;                /* array of strings */
+    uint32_t *ids;               /* [n] */
+    size_t n, bytes;
+};
+
+struct esp_replay {
+    struct kept *ring;    /* [cap] */
+    uint64_t first, next; /* numbers of the oldest and of the one to come */
+    uint32_t cap;
+    uint64_t max_bytes, bytes, hits;
+    json_t *map; /* key to number */
+};
+
+esp_status esp_replay_open(struct esp_replay **out, uint32_t max_entries, uint64_t max_bytes, esp_error *err)
+{
+    struct esp_replay *r = esp_alloc(sizeof *r);
+
+    if (r) {
+        r->cap = max_entries ? max_entries : 1;
+        r->max_bytes = max_bytes;
+        r->ring = esp_alloc_array(r->cap, sizeof *r->ring);
+        r->map = json_object();
+    }
+    if (!r || !r->ring || !r->map) {
+        esp_replay_close(r);
+        return esp_fail(err, ESP_ENOMEM, "no memory to keep %u turns", max_entries);
+    }
+    *out = r;
+    return ESP_OK;
+}
+
+static void drop_oldest(struct esp_replay *r)
+{
+    struct kept *k = &r->ring[r->first % r->cap];
+    size_t i;
+    json_t *key;
+
+    json_array_foreach(k->keys, i, key)
+    {
+        const char *s = json_string_value(key);
+
+        if ((uint64_t)json_integer_value(json_object_get(r->map, s)) == r->first)
+            json_object_del(r->map, s);
+    }
+    r->bytes -= k->bytes;
+    json_decref(k->content);
+    json_decref(k->reasoning);
+    json_decref(k->calls);
+    json_decref(k->keys);
+    esp_free(k->opening);
+    esp_free(k->ids);
+    memset(k, 0, sizeof *k);
+    r->first++;
+}
+
+void esp_replay_close(struct esp_replay *r)
+{
+    if (!r)
+        return;
+    while (r->first < r->next)
+        drop_oldest(r);
+    json_decref(r->map);
+    esp_free(r->ring);
+    esp_free(r);
+}
+
+void esp_replay_count(const struct esp_replay *r, struct esp_replay_counts *out)
+{
+    *out = (struct esp_replay_counts){r->next - r->first, r->bytes, r->hits};
+}
+
+/* ---- keeping ---- */
+
+static json_t *trimmed(const char *s, size_t len)
+{
+    while (len && strchr(" \t\r\n", *s)) {
+        s++;
+        len--;
+    }
+    while (len && strchr(" \t\r\n", s[len - 1]))
+        len--;
+    return esp_text_json(s, len);
+}
+
+static void text_key(char out[40], const json_t *content)
+{
+    snprintf(out, 40, "text:%016llx",
+             (unsigned long long)esp_hash(json_string_value(content), json_string_length(content), 0));
+}
+
+static json_t *calls_of(const struct esp_choice *c)
+{
+    json_t *list = json_array();
+
+    for (size_t i = 0; i < c->n_call; i++) {
+        json_t *args = NULL;
+
+        if (esp_json_parse(&args, esp_strbuf_str(&c->calls[i].args), c->calls[i].args.len, "arguments", 0,
+                           NULL) != ESP_OK)
+            args = json_null();
+        json_array_append_new(list, json_pack("{s:s,s:o}", "name", c->calls[i].name, "arguments", args));
+    }
+    return list;
+}
+
+/* Whether what was sampled is what was handed out: no stop string cut it, no call is half done. */
+static bool is_whole(const struct esp_choice *c)
+{
+    for (size_t i = 0; i < c->n_call; i++)
+        if (!c->calls[i].whole)
+            return false;
+    return !c->cut && c->tokens.n > 0 && c->job->opening[0] &&
+           (c->end == ESP_END_STOP || c->end == ESP_END_CALLS || c->end == ESP_END_LENGTH);
+}
+
+void esp_replay_keep(struct esp_replay *r, const struct esp_choice *c, const char *key)
+{
+    struct kept k = {0};
+    char text[40];
+
+    if (!r || !is_whole(c))
+        return;
+    k.n = c->tokens.n;
+    k.bytes = k.n * sizeof *k.ids + c->content.len + c->reasoning.len + 512;
+    if (k.bytes > r->max_bytes)
+        return;
+    k.content = trimmed(esp_strbuf_str(&c->content), c->content.len);
+    k.reasoning = trimmed(esp_strbuf_str(&c->reasoning), c->reasoning.len);
+    k.calls = calls_of(c);
+    k.keys = json_array();
+    k.ids = esp_alloc_array(k.n, sizeof *k.ids);
+    k.opening = esp_strndup(c->job->opening, strlen(c->job->opening));
+    if (k.ids)
+        memcpy(k.ids, c->tokens.data, k.n * sizeof *k.ids);
+    if (key)
+        json_array_append_new(k.keys, json_string(key));
+    for (size_t i = 0; i < c->n_call && i < MAX_KEYS - 2; i++)
+        json_array_append_new(k.keys, json_string(c->calls[i].id));
+    if (c->n_call == 0) {
+        text_key(text, k.content);
+        json_array_append_new(k.keys, json_string(text));
+    }
+    while (r->first < r->next && (r->next - r->first == r->cap || r->bytes + k.bytes > r->max_bytes))
+        drop_oldest(r);
+    r->ring[r->next % r->cap] = k;
+    r->bytes += k.bytes;
+    for (size_t i = 0; i < json_array_size(k.keys); i++)
+        json_object_set_new(r->map, json_string_value(json_array_get(k.keys, i)),
+                            json_integer((json_int_t)r->next));
+    r->next++;
+}
+
+/* ---- putting back ---- */
+
+static const struct kept *lookup(const struct esp_replay *r, const char *key)
+{
+    const json_t *n = key ? json_object_get(r->map, key) : NULL;
+
+    return n ? &r->ring[(uint64_t)json_integer_value(n) % r->cap] : NULL;
+}
+
+static json_t *arguments_of(const json_t *call)
+{
+    const json_t *f = json_object_get(call, "function"), *args = json_object_get(f ? f : call, "arguments");
+    json_t *parsed = NULL;
+
+    if (json_is_string(args) && esp_json_parse(&parsed, json_string_value(args), json_string_length(args),
+                                               "arguments", 0, NULL) == ESP_OK)
+        return parsed;
+    return json_incref((json_t *)args);
+}
+
+static bool same_calls(const json_t *kept, const json_t *calls)
+{
+    bool same = json_array_size(kept) == json_array_size(calls);
+
+    for (size_t i = 0; same && i < json_array_size(kept); i++) {
+        const json_t *call = json_array_get(calls, i), *f = json_object_get(call, "function"),
+                     *k = json_array_get(kept, i);
+        json_t *args = arguments_of(call);
+
+        same = json_equal(json_object_get(f ? f : call, "name"), json_object_get(k, "name")) &&
+               json_equal(args, json_object_get(k, "arguments"));
+        json_decref(args);
+    }
+    return same;
+}
+
+static bool same_text(const json_t *kept, const json_t *text)
+{
+    json_t *t = trimmed(json_is_string(text) ? json_string_value(text) : "", json_string_length(text));
+    const bool same = json_equal(kept, t) != 0;
+
+    json_decref(t);
+    return same;
+}
+
+/* The turn behind a message of the assistant's, if it means the same. stable: whatever became of the
+ * reasoning. */
+static const struct kept *find(const struct esp_replay *r, const json_t *m, bool stable)
+{
+    const json_t *content = json_object_get(m, "content"), *calls = json_object_get(m, "tool_calls");
+    const struct kept *k = lookup(r, json_string_value(json_object_get(m, ESP_REPLAY_KEY)));
+    char text[40];
+
+    if (!k)
+        k = lookup(r, json_string_value(json_object_get(json_array_get(calls, 0), "id")));
+    if (!k && json_array_size(calls) == 0 && json_is_string(content)) {
+        json_t *t = trimmed(json_string_value(content), json_string_length(content));
+
+        text_key(text, t);
+        json_decref(t);
+        k = lookup(r, text);
+    }
+    if (!k || !k->ids || !k->opening || !same_text(k->content, content) || !same_calls(k->calls, calls))
+        return NULL;
+    return stable || same_text(k->reasoning, json_object_get(m, "reasoning_content")) ? k : NULL;
+}
+
+/* Whether text[from..from+len) is the template's own. */
+static bool trusted(const struct esp_text_spans *s, size_t from, size_t len)
+{
+    for (size_t i = 0; i < s->n; i++)
+        if (s->v[i].start <= from && from + len <= s->v[i].end)
+            return true;
+    return false;
+}
+
+/* The template's own mark at or behind from; text.len when there is none. */
+static size_t next_mark(const struct esp_replay_input *in, size_t from, const char *mark)
+{
+    const char *text = esp_strbuf_str(in->text), *at = text + from;
+
+    while ((at = memmem(at, in->text->len - (size_t)(at - text), mark, strlen(mark))) != NULL) {
+        if (trusted(in->spans, (size_t)(at - text), strlen(mark)))
+            return (size_t)(at - text);
+        at++;
+    }
+    return in->text->len;
+}
+
+/* text[from..to) and then tail, which is trusted. */
+static esp_status encode(const esp_model *m, const struct esp_replay_input *in, size_t from, size_t to,
+                         const char *tail, struct esp_ids *out, esp_error *err)
+{
+    struct esp_strbuf b;
+    struct esp_text_span *v = esp_alloc_array(in->spans->n + 1, sizeof *v);
+    struct esp_tok_input t = {.trusted = v};
+    esp_status s = ESP_ENOMEM;
+
+    esp_strbuf_init(&b, ESP_LIMIT_TEMPLATE_OUTPUT + 4096);
+    for (size_t i = 0; v && i < in->spans->n; i++) {
+        const size_t start = in->spans->v[i].start > from ? in->spans->v[i].start : from,
+                     end = in->spans->v[i].end < to ? in->spans->v[i].end : to;
+
+        if (start < end)
+            v[t.n_trusted++] = (struct esp_text_span){start - from, end - from};
+    }
+    esp_strbuf_add(&b, esp_strbuf_str(in->text) + from, to - from);
+    if (v && *tail) {
+        if (t.n_trusted && v[t.n_trusted - 1].end == b.len)
+            v[t.n_trusted - 1].end += strlen(tail);
+        else
+            v[t.n_trusted++] = (struct esp_text_span){b.len, b.len + strlen(tail)};
+        esp_strbuf_puts(&b, tail);
+    }
+    if (v && !b.failed) {
+        t.text = esp_strbuf_str(&b);
+        t.len = b.len;
+        s = esp_model_encode(m, &t, out, err);
+    } else {
+        esp_fail(err, s, "no memory for the prompt");
+    }
+    esp_strbuf_free(&b);
+    esp_free(v);
+    return s;
+}
+
+struct region {  /* of one turn in the rendered text */
+    size_t from; /* text from here on is not encoded yet */
+    size_t start, end;
+};
+
+/* Put k back for the region; from is then behind it. What does not fit is left to be encoded as text. */
+static esp_status put_back(struct esp_replay *r, const esp_model *m, const struct esp_replay_input *in,
+                           const struct kept *k, struct region *g, struct esp_ids *out, esp_error *err)
+{
+    const size_t len = strlen(k->opening);
+    const bool exact =
+        g->end - g->start >= len && memcmp(esp_strbuf_str(in->text) + g->start, k->opening, len) == 0;
+
+    if (!exact && !in->stable)
+        return ESP_OK;
+    ESP_TRY(encode(m, in, g->from, g->start, k->opening, out, err));
+    for (size_t i = 0; i < k->n; i++)
+        ESP_TRY(esp_ids_push(out, k->ids[i], err));
+    g->from = g->end;
+    r->hits++;
+    return ESP_OK;
+}
+
+bool esp_replay_encode(struct esp_replay *r, const esp_model *m, const struct esp_replay_input *in,
+                       struct esp_ids *out, esp_error *err)
+{
+    struct region g = {0};
+    size_t at = 0, i;
+    json_t *message;
+
+    json_array_foreach(in->messages, i, message)
+    {
+        const char *role = json_string_value(json_object_get(message, "role"));
+        const struct kept *k;
+
+        if (!role || strcmp(role, "assistant") != 0)
+            continue;
+        g.start = next_mark(in, at, header);
+        if (g.start == in->text->len)
+            break; /* another family's template: nothing to go by */
+        g.start += strlen(header);
+        at = g.end = next_mark(in, g.start, footer);
+        k = g.end < in->text->len ? find(r, message, in->stable) : NULL;
+        if (k && put_back(r, m, in, k, &g, out, err) != ESP_OK)
+            return false;
+    }
+    return encode(m, in, g.from, in->text->len, "", out, err) == ESP_OK;
+}

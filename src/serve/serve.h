@@ -1,0 +1,108 @@
+/*
+ * The server: HTTP on one side, an engine behind its service on the other. The only header of the room that
+ * the program needs.
+ *
+ * One thread runs the event loop and all of the room's code; the engine has its own. Loading the model, and
+ * the few things that wait for a still engine (adapters, prompt scoring, saving), run on a third and report
+ * back.
+ *
+ * SPDX-License-Identifier: MIT
+ */
+#ifndef ESP_SERVE_SERVE_H
+#define ESP_SERVE_SERVE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "espalier/espalier.h"
+
+struct esp_server;
+
+enum { ESP_SERVE_MAX_HOSTS = 8, ESP_SERVE_MAX_NAMES = 32, ESP_SERVE_MAX_KEYS = 1024 };
+
+enum esp_serve_thinking { ESP_THINKING_MODEL, ESP_THINKING_ON, ESP_THINKING_OFF };
+enum esp_serve_poll { ESP_SERVE_RUN = 0, ESP_SERVE_STOP = 1, ESP_SERVE_RELOAD = 2 };
+
+struct esp_serve_sampling { /* the server's defaults; NAN or -2 (top_k): not given */
+    float temperature, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty;
+    int32_t top_k;
+};
+
+struct esp_serve_engine { /* what load made */
+    esp_model *model;
+    esp_engine *engine;
+    uint32_t context, rows, queue; /* as the engine was opened with, defaults resolved */
+    uint64_t kv_tokens;
+};
+
+struct esp_serve_opts {
+    /* Network. */
+    const char *hosts[ESP_SERVE_MAX_HOSTS]; /* addresses or unix:/path; none: 127.0.0.1 */
+    size_t n_host;
+    uint16_t port;
+    const char *api_prefix; /* "" or "/x": in front of every path */
+    uint32_t backlog, max_connections;
+    bool insecure; /* listen beyond this machine without a key */
+    const char *allowed_hosts[ESP_SERVE_MAX_NAMES];
+    size_t n_allowed_host;
+    const char *cors_origins[ESP_SERVE_MAX_NAMES]; /* origins, "localhost", or "*" */
+    size_t n_cors;
+    const char *api_key;      /* or NULL */
+    const char *api_key_file; /* or NULL; lines of: key [name] [role] */
+    /* Names. */
+    const char *model_id;
+    const char *aliases[ESP_SERVE_MAX_NAMES];
+    size_t n_alias;
+    bool strict_model;
+    /* Limits. */
+    uint64_t max_body, max_prompt_bytes, stream_buffer;
+    uint32_t max_messages;
+    double header_timeout, body_timeout, write_timeout, keepalive_timeout, request_timeout, shutdown_timeout,
+        queue_timeout, sse_ping; /* seconds; request_timeout 0 and sse_ping below 0: off */
+    bool strict_max_tokens, strict_history;
+    /* Answers. */
+    struct esp_serve_sampling sampling;
+    uint64_t max_tokens; /* default of max_tokens; 0: the room left */
+    enum esp_serve_thinking thinking;
+    bool messages_thinking_model; /* /v1/messages without a thinking field: as the model does; else off */
+    int64_t thinking_budget;      /* -1: none */
+    bool stable_history;          /* keep every turn's thinking */
+    bool text_in_thinking;        /* a call inside <think> is text */
+    bool late_system_user, late_system_error; /* a system message behind others: as a user's, or refused; else
+                                                 merged into the first */
+    bool keep_attribution;                    /* do not drop a client's attribution line */
+    uint32_t replay_entries;                  /* turns kept for exact replay */
+    uint64_t replay_bytes;
+    uint64_t response_bytes; /* of the store behind /v1/responses */
+    double response_ttl;
+    const char *response_dir;                  /* keep it in a file there; NULL: in memory */
+    const char *adapters[ESP_SERVE_MAX_NAMES]; /* folders, or folder:scale: mounted, and used by default */
+    size_t n_adapter;
+    const char *adapter_dir; /* adapters must lie below; NULL: none may be mounted by request */
+    const char *slot_dir;    /* saved slots; NULL: none */
+    bool no_metrics, metrics_public, log_json, cache_debug;
+    bool no_page;            /* GET / is a line of text instead of the web page */
+    const char *fingerprint; /* of weights and settings, for system_fingerprint */
+    const char *commit;
+    const char *kv; /* for the model list */
+    /* What the program does. */
+    void *user;
+    /* On a thread of its own: make the model and its engine. The server closes neither. */
+    esp_status (*load)(void *user, struct esp_serve_engine *out, esp_error *err);
+    double (*load_progress)(void *user); /* any thread; 0 to 1 */
+    unsigned (*poll)(void *user);        /* ten times a second, on the loop: esp_serve_poll, or-ed */
+    void (*listening)(void *user, const char *url);
+    void (*ready)(void *user);
+    void (*log)(void *user, const char *line); /* one line, without its end */
+};
+
+/* Defaults of everything but what load needs. */
+void esp_serve_defaults(struct esp_serve_opts *o);
+/*
+ * Listen, load, serve until poll says stop, drain, return. Texts in o must outlive the call. ESP_EINVAL for
+ * options, ESP_EIO when an address cannot be had, else what load returned.
+ */
+esp_status esp_serve(const struct esp_serve_opts *o, esp_error *err);
+
+#endif

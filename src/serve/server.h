@@ -1,0 +1,135 @@
+/*
+ * What the files of the room share: the server, a call (one HTTP request), and helpers. Private to the room.
+ *
+ * SPDX-License-Identifier: MIT
+ */
+#ifndef ESP_SERVE_SERVER_H
+#define ESP_SERVE_SERVER_H
+
+#include <jansson.h>
+
+#include "base/strbuf.h"
+#include "engine/service.h"
+
+#include "serve/error.h"
+#include "serve/fields.h"
+#include "serve/http.h"
+#include "serve/metrics.h"
+#include "serve/serve.h"
+
+struct event;
+struct esp_job;
+struct esp_keys;
+struct esp_mounts;
+struct esp_replay;
+struct esp_store;
+struct esp_background;
+struct esp_grammars;
+
+enum esp_phase { ESP_PHASE_LOADING, ESP_PHASE_READY, ESP_PHASE_DRAINING, ESP_PHASE_FAILED };
+
+struct esp_server {
+    struct esp_serve_opts o;
+    struct event_base *base;
+    struct esp_http *http;
+    struct event *tick, *events; /* timer; the service's descriptor */
+    struct esp_background *background;
+    enum esp_phase phase;
+    bool loopback_only;
+    double started, drain_until;
+    int64_t started_unix;
+    esp_status status; /* of loading */
+    esp_error error;
+    /* From loading on. */
+    esp_model *model;
+    esp_engine *engine;
+    struct esp_service *service;
+    esp_model_info info;
+    uint32_t context, rows, queue;
+    uint64_t kv_tokens;
+    esp_token *ends; /* [n_end] ids that end a turn */
+    size_t n_end;
+    esp_token think, tool_call; /* openers that may be banned; -1: none */
+    struct esp_call *calls;     /* those alive */
+    struct esp_job *jobs;       /* generations that have not ended */
+    struct esp_metrics metrics;
+    struct esp_keys *keys;
+    struct esp_mounts *adapters;
+    struct esp_replay *replay;
+    struct esp_store *store;
+    struct esp_grammars *grammars;
+    json_t *recent; /* array of the last requests */
+};
+
+struct esp_route;
+enum { ESP_CALL_PARAM = 512, ESP_CALL_PARAMS = 2 };
+
+struct esp_call {
+    struct esp_server *s;
+    struct esp_call *next, **prev;
+    struct esp_http_request *r;    /* NULL: the client is gone */
+    const struct esp_route *route; /* NULL: none */
+    enum esp_family family;
+    char params[ESP_CALL_PARAMS][ESP_CALL_PARAM]; /* of the route */
+    char id[132];                                 /* x-request-id */
+    char answer_id[48];                           /* of the dialect: chatcmpl-..., resp_... */
+    char key_name[64];
+    bool admin;
+    json_t *body; /* parsed, or NULL */
+    struct esp_api_error e;
+    double started, last_write;
+    bool streaming, replied;
+    unsigned n_job; /* generations of this call that have not ended */
+    void *answer;   /* of the dialect, freed by free_answer */
+    void (*free_answer)(void *answer);
+    void (*ping)(struct esp_call *c); /* write a keep-alive; NULL: none */
+    double ping_interval;
+    /* For the log. */
+    int status;
+    const char *finish, *cache_reason;
+    uint64_t n_prompt, n_cached, n_output;
+    double queue_ms, ttft_ms;
+    char adapter[64];
+};
+
+/* ---- replies ---- */
+
+/* Each ends the call's reply; object and list are released. */
+void esp_reply_json(struct esp_call *c, int status, json_t *v);
+void esp_reply_text(struct esp_call *c, int status, const char *type, const char *text, size_t len);
+void esp_reply_empty(struct esp_call *c, int status);
+/* c->e as an error body with its headers. */
+void esp_reply_error(struct esp_call *c);
+/* Server-sent events: the reply begins, one frame (event NULL: data alone), a comment, the end. */
+void esp_sse_begin(struct esp_call *c);
+void esp_sse_data(struct esp_call *c, const char *event, json_t *v);
+void esp_sse_line(struct esp_call *c, const char *line);
+void esp_sse_end(struct esp_call *c);
+
+/* ---- calls ---- */
+
+void esp_call_handle(void *server, struct esp_http_request *r);
+void esp_call_refuse(void *server, struct esp_http_request *r, int status, const char *why);
+/* A generation of the call has ended or never began; frees the call when nothing is left of it. */
+void esp_call_job_ended(struct esp_call *c);
+/* Parse the body as a JSON object into c->body; false with c->e set. */
+bool esp_call_body(struct esp_call *c);
+
+/* ---- helpers ---- */
+
+double esp_serve_now(void); /* seconds of a steady clock */
+/* prefix and 24 random characters of [0-9A-Za-z] */
+void esp_random_id(char *out, size_t cap, const char *prefix);
+/* Append v as JSON: UTF-8, short numbers. False: no room. */
+bool esp_json_add(struct esp_strbuf *b, const json_t *v);
+json_t *esp_text_json(const char *s, size_t len);  /* a string of valid UTF-8 */
+json_t *esp_real_json(double x, double otherwise); /* finite, else otherwise */
+/* Model's name in answers: the served id, with :adapter when one is active. */
+json_t *esp_model_name(const struct esp_server *s, const char *adapter);
+json_t *esp_fingerprint(const struct esp_server *s);
+/* The field "model" of a request names what is served, or --model-check is not strict. */
+bool esp_model_check(struct esp_call *c, const json_t *name);
+void esp_server_log(struct esp_server *s, json_t *line);
+bool esp_is_loopback(const char *peer);
+
+#endif

@@ -1,0 +1,51 @@
+/*
+ * The tree's own types, for the files that make it up. What they promise is in prefix.c.
+ *
+ * SPDX-License-Identifier: MIT
+ */
+#ifndef ESP_STATE_PREFIX_PARTS_H
+#define ESP_STATE_PREFIX_PARTS_H
+
+#include "state/prefix.h"
+
+struct esp_prefix_node {
+    struct esp_prefix_node *parent, *child, *next; /* first child, next sibling; roots are siblings */
+    struct esp_prefix_node *before, *after;        /* list of all nodes */
+    uint64_t ns;
+    uint64_t used;   /* tick of the last lookup or insertion that went through here */
+    int32_t *tokens; /* [len]; a root has none */
+    uint32_t start, len;
+    uint32_t *pages; /* those that positions [start, start + len) touch */
+    uint32_t n_page;
+    bool has_checkpoint, saved;
+    uint32_t base, slot;
+};
+
+struct esp_prefix {
+    struct esp_state_pools *pools;
+    struct esp_prefix_opts o;
+    struct esp_prefix_node *roots, *all;
+    uint64_t tick, n_evicted;
+    uint32_t n_checkpoint;
+    int32_t *tokens; /* scratch of a path: [max_positions] */
+    uint32_t *pages;
+    struct esp_prefix_checkpoint *checkpoints;
+    uint32_t cap_checkpoint;
+};
+
+static inline uint32_t esp_prefix_end(const struct esp_prefix_node *n)
+{
+    return n->start + n->len;
+}
+
+/* First page and number of pages of positions [start, end). */
+static inline uint32_t esp_prefix_pages(const struct esp_prefix *p, uint32_t start, uint32_t end,
+                                        uint32_t *first)
+{
+    *first = start / ESP_SPAN;
+    if (!p->pools->mem.layout.n_attn || end == start)
+        return 0;
+    return (end - 1) / ESP_SPAN + 1 - *first;
+}
+
+#endif

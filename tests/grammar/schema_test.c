@@ -1,0 +1,709 @@
+/*
+ * Which documents a schema lets through: cases written from the specification, and random schemas whose
+ * documents, made by random choices among the allowed bytes, must satisfy a validator that shares nothing
+ * with the room.
+ *
+ * SPDX-License-Identifier: MIT
+ */
+#include "help.h"
+
+#include <math.h>
+
+#include "base/json.h"
+#include "base/mem.h"
+#include "base/strbuf.h"
+#include "base/utf8.h"
+
+static struct esp_vocab *bytes;
+
+static esp_status compile(struct esp_grammar **g, const char *schema, unsigned flags, esp_error *err)
+{
+    json_t *j = NULL;
+    esp_status s;
+
+    test_ok(esp_json_parse(&j, schema, strlen(schema), "schema", 0, err), err);
+    s = esp_grammar_schema(g, bytes, j, flags, err);
+    json_decref(j);
+    return s;
+}
+
+struct conforms {
+    const char *schema;
+    unsigned flags;
+    const char *ok[8], *bad[8];
+};
+
+static const struct conforms cases[] = {
+    {"{\"type\":\"null\"}", 0, {"null"}, {"nul", "0", "", "nullx", " null"}},
+    {"{\"type\":\"boolean\"}", 0, {"true", "false"}, {"True", "1", "tru"}},
+    {"{\"type\":\"integer\"}", 0, {"0", "-1", "123456789012345678"}, {"01", "-0", "1.0", "+1", "1e3", "-"}},
+    {"{\"type\":\"number\"}",
+     0,
+     {"0", "-0.5", "1e9", "12.25E-3", "-0"},
+     {".5", "1.", "1e", "--1", "01", "NaN"}},
+    {"{\"type\":\"string\"}",
+     0,
+     {"\"\"", "\"a\\n\\u00e9\\ud83d\\ude00\"", "\"\xc3\xa9\xf0\x9f\x98\x80\"", "\"\\/\""},
+     {"\"\n\"", "\"\\u0000\"", "\"\\ud83d\"", "\"\\x\"", "\"\xc3\"", "\"\xed\xa0\x80\"", "a"}},
+    {"{\"type\":[\"integer\",\"null\"]}", 0, {"1", "null"}, {"\"\"", "1.5"}},
+    {"{\"type\":\"string\",\"nullable\":true}", 0, {"\"x\"", "null"}, {"1"}},
+    {"{\"enum\":[1,\"a\",null,[1,{\"k\":2.5}],0.1]}",
+     0,
+     {"1", "\"a\"", "null", "[1,{\"k\":2.5}]", "0.1"},
+     {"2", "\"b\"", "[1]", "0.10000000000000001"}},
+    {"{\"const\":\"\xc3\xa9\\\"\\n\"}", 0, {"\"\xc3\xa9\\\"\\n\""}, {"\"e\""}},
+    {"{\"type\":\"integer\",\"enum\":[1,\"a\",2]}", 0, {"1", "2"}, {"\"a\""}},
+    {"{\"type\":\"object\",\"properties\":{\"a\":{\"type\":\"integer\"},\"b\":{\"type\":\"boolean\"}},"
+     "\"required\":["
+     "\"a\"]}",
+     0,
+     {"{\"a\":1}", "{\"a\": 1, \"b\": true}", "{\n  \"a\": 1,\n  \"b\": false\n}"},
+     {"{}", "{\"b\":true}", "{\"b\":true,\"a\":1}", "{\"a\":1,}", "{\"a\":1,\"c\":2}", "{\"a\":\"1\"}",
+      "{\"a\":1,\"a\":1}"}},
+    {"{\"type\":\"object\",\"properties\":{\"a\":true,\"b\":true,\"c\":true}}",
+     0,
+     {"{}", "{\"c\":1}", "{\"a\":1,\"c\":2}", "{\"b\":[]}", "{ }"},
+     {"{\"c\":1,\"a\":2}", "{,}", "{\"b\":}", "{  }"}},
+    {"{\"type\":\"object\",\"properties\":{\"ab\":{\"type\":\"integer\"}},\"additionalProperties\":{\"type\":"
+     "\"string\"}}",
+     0,
+     {"{\"ab\":1,\"x\":\"y\"}", "{\"a\":\"\"}", "{\"abc\":\"\",\"\":\"\"}", "{\"\xc3\xa9\":\"\"}"},
+     {"{\"ab\":\"\"}", "{\"x\":1}", "{\"x\":\"\",\"ab\":1}", "{\"\\u0061b\":\"\"}"}},
+    {"{\"type\":\"object\",\"properties\":{\"a\":{\"type\":\"null\"}}}",
+     ESP_SCHEMA_OPEN,
+     {"{\"a\":null,\"z\":[1]}", "{\"z\":{}}"},
+     {"{\"a\":1}"}},
+    {"{\"type\":\"object\",\"properties\":{\"a\":{}},\"additionalProperties\":false}",
+     ESP_SCHEMA_OPEN,
+     {"{}"},
+     {"{\"b\":1}"}},
+    {"{\"type\":\"object\"}", 0, {"{}", "{\"x\": [1, {\"y\": null}]}"}, {"[]", "{\"x\"}"}},
+    {"{\"required\":[\"q\"]}", 0, {"{\"q\":1}"}, {"{}", "[]"}},
+    {"{\"type\":\"object\",\"properties\":{\"a\":{\"type\":\"integer\"}}}",
+     ESP_SCHEMA_COMPACT,
+     {"{\"a\":1}"},
+     {"{\"a\": 1}", "{ \"a\":1}"}},
+    {"{\"type\":\"array\",\"items\":{\"type\":\"integer\"}}",
+     0,
+     {"[]", "[1]", "[1, 2,3]", "[\n 1\n]"},
+     {"[1,]", "[\"\"]", "[,1]"}},
+    {"{\"type\":\"array\",\"items\":{\"const\":0},\"minItems\":2,\"maxItems\":3}",
+     0,
+     {"[0,0]", "[0,0,0]"},
+     {"[]", "[0]", "[0,0,0,0]"}},
+    {"{\"type\":\"array\",\"maxItems\":0}", 0, {"[]", "[ ]"}, {"[1]"}},
+    {"{\"type\":\"array\",\"prefixItems\":[{\"const\":1},{\"const\":2}],\"items\":false}",
+     0,
+     {"[]", "[1]", "[1,2]"},
+     {"[2]", "[1,2,3]"}},
+    {"{\"type\":\"array\",\"prefixItems\":[{\"const\":1}],\"items\":{\"const\":5},\"minItems\":2,"
+     "\"maxItems\":3}",
+     0,
+     {"[1,5]", "[1,5,5]"},
+     {"[1]", "[5,5]", "[1,5,5,5]"}},
+    {"{\"anyOf\":[{\"type\":\"integer\"},{\"type\":\"array\"}]}", 0, {"1", "[\"x\"]"}, {"\"\""}},
+    {"{\"type\":\"object\",\"properties\":{\"k\":{\"const\":1}},\"oneOf\":[{\"properties\":{\"x\":{\"const\":"
+     "1}},\"required\":["
+     "\"x\"]},{\"properties\":{\"y\":{\"const\":2}},\"required\":[\"y\"]}]}",
+     0,
+     {"{\"k\":1,\"x\":1}", "{\"y\":2}"},
+     {"{\"k\":1}", "{\"x\":2}", "{\"x\":1,\"y\":2}"}},
+    {"{\"allOf\":[{\"type\":\"object\",\"properties\":{\"a\":{\"type\":\"integer\"}},\"required\":[\"a\"]},{"
+     "\"properties\":{"
+     "\"b\":{\"const\":true},\"a\":{\"minimum\":5}}}]}",
+     0,
+     {"{\"a\":5}", "{\"a\":7,\"b\":true}"},
+     {"{\"b\":true}", "{\"a\":4}", "{\"a\":7,\"b\":1}"}},
+    {"{\"anyOf\":[{\"type\":\"string\"},{\"type\":\"integer\"}],\"allOf\":[{\"type\":\"integer\"}]}",
+     0,
+     {"3"},
+     {"\"\""}},
+    {"{\"$ref\":\"#/$defs/"
+     "t\",\"$defs\":{\"t\":{\"type\":\"object\",\"properties\":{\"v\":{\"type\":\"integer\"},\"n\":{"
+     "\"anyOf\":[{\"$ref\":\"#/$defs/t\"},{\"type\":\"null\"}]}},\"required\":[\"v\",\"n\"]}}}",
+     0,
+     {"{\"v\":1,\"n\":null}", "{\"v\":1,\"n\":{\"v\":2,\"n\":{\"v\":3,\"n\":null}}}"},
+     {"{\"v\":1,\"n\":{}}", "{\"v\":1}"}},
+    {"{\"type\":\"array\",\"items\":{\"$ref\":\"#\"}}", 0, {"[]", "[[],[[]]]"}, {"[1]"}},
+    {"{\"$ref\":\"#/definitions/a~1b\",\"definitions\":{\"a/b\":{\"const\":1}}}", 0, {"1"}, {"2"}},
+    {"{\"type\":\"string\",\"minLength\":2,\"maxLength\":3}",
+     0,
+     {"\"ab\"", "\"\xc3\xa9\xc3\xa9\xc3\xa9\"", "\"\\n\\n\""},
+     {"\"a\"", "\"abcd\"", "\"\""}},
+    {"{\"type\":\"string\",\"pattern\":\"^[a-c]+$\"}", 0, {"\"abc\""}, {"\"\"", "\"abd\"", "\"xabc\""}},
+    {"{\"type\":\"string\",\"pattern\":\"b\"}", 0, {"\"b\"", "\"abc\""}, {"\"ac\""}},
+    {"{\"type\":\"string\",\"pattern\":\"^\\\"\\\\\\\\x$\"}", 0, {"\"\\\"\\\\x\""}, {"\"\"\\\\x\""}},
+    {"{\"type\":\"string\",\"pattern\":\"^a*$\",\"minLength\":2,\"maxLength\":3}",
+     0,
+     {"\"aa\"", "\"aaa\""},
+     {"\"a\"", "\"aaaa\"", "\"ab\""}},
+    {"{\"allOf\":[{\"pattern\":\"a\"},{\"pattern\":\"b\"}]}", 0, {"\"ab\"", "\"xbya\""}, {"\"a\"", "\"bb\""}},
+    {"{\"type\":\"integer\",\"minimum\":-3,\"maximum\":12}",
+     0,
+     {"-3", "0", "9", "10", "12"},
+     {"-4", "13", "20", "-10", "-0"}},
+    {"{\"type\":\"integer\",\"exclusiveMinimum\":99,\"exclusiveMaximum\":1201}",
+     0,
+     {"100", "999", "1000", "1200"},
+     {"99", "1201", "1300", "0", "0100"}},
+    {"{\"type\":\"integer\",\"minimum\":0.5,\"maximum\":7.9}", 0, {"1", "7"}, {"0", "8"}},
+    {"{\"type\":\"integer\",\"minimum\":-20,\"maximum\":-5}",
+     0,
+     {"-5", "-9", "-10", "-20"},
+     {"-4", "-21", "5", "0"}},
+    {"{\"type\":\"integer\",\"minimum\":9223372036854775807}",
+     0,
+     {"9223372036854775807"},
+     {"9223372036854775806", "1"}},
+    {"{\"format\":\"date\"}",
+     0,
+     {"\"2024-02-29\"", "\"2000-02-29\"", "\"1999-12-31\""},
+     {"\"2023-02-29\"", "\"1900-02-29\"", "\"2024-04-31\""}},
+    {"{\"format\":\"time\"}",
+     0,
+     {"\"23:59:59Z\"", "\"00:00:00.5+01:30\""},
+     {"\"24:00:00Z\"", "\"12:00:00\""}},
+    {"{\"format\":\"date-time\"}", 0, {"\"2024-01-01T00:00:00Z\""}, {"\"2024-01-01 00:00:00Z\""}},
+    {"{\"format\":\"uuid\"}", 0, {"\"01234567-89ab-cdef-0123-456789abcdef\""}, {"\"0123\"\""}},
+    {"{\"format\":\"email\"}", 0, {"\"a.b@c-d.org\""}, {"\"a@b\"", "\"@b.c\"", "\"a@b..c\""}},
+    {"{\"format\":\"ipv4\"}",
+     0,
+     {"\"127.0.0.1\"", "\"255.255.255.255\""},
+     {"\"256.1.1.1\"", "\"1.1.1\"", "\"01.1.1.1\""}},
+    {"{\"format\":\"ipv6\"}",
+     0,
+     {"\"::1\"", "\"::\"", "\"1:2:3:4:5:6:7:8\"", "\"fe80::a:b\""},
+     {"\"1::2::3\"", "\"1:2:3\"", "\":1\""}},
+    {"{\"format\":\"uri\"}",
+     0,
+     {"\"https://example.org/a?b=c#d\"", "\"ftp://h:21/%20\""},
+     {"\"example.org\"", "\"http://\"", "\"http://a/ b\""}},
+    {"true", 0, {"1", "[{}]"}, {"x"}},
+    {"{\"title\":\"t\",\"description\":\"d\",\"x-note\":1,\"default\":3}", 0, {"1"}, {"x"}},
+    {"{\"type\":\"integer\"}", ESP_SCHEMA_LEAD, {"1", "\n\n1"}, {"\n\n\n1", " 1"}},
+    {"{\"anyOf\":[{\"type\":\"string\",\"minLength\":5,\"maxLength\":1},{\"type\":\"null\"}]}",
+     0,
+     {"null"},
+     {"\"\""}},
+};
+
+static void documents(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        const struct conforms *c = &cases[i];
+        struct esp_grammar *g = NULL;
+        esp_error err;
+
+        if (compile(&g, c->schema, c->flags, &err) != ESP_OK)
+            fail_msg("%s: %s", c->schema, err.message);
+        for (int k = 0; k < 8 && c->ok[k]; k++)
+            if (judge(g, c->ok[k], strlen(c->ok[k])) != 1)
+                fail_msg("%s: %s is refused", c->schema, c->ok[k]);
+        for (int k = 0; k < 8 && c->bad[k]; k++)
+            if (judge(g, c->bad[k], strlen(c->bad[k])) == 1)
+                fail_msg("%s: %s is accepted", c->schema, c->bad[k]);
+        esp_grammar_release(g);
+    }
+}
+
+static const struct {
+    const char *schema;
+    esp_status status;
+    const char *part;
+} refusals[] = {
+    {"{\"not\":{}}", ESP_EUNSUPPORTED, "\"not\" at #"},
+    {"{\"properties\":{\"a\":{\"if\":{}}}}", ESP_EUNSUPPORTED, "\"if\" at #/properties/a"},
+    {"{\"patternProperties\":{}}", ESP_EUNSUPPORTED, "patternProperties"},
+    {"{\"items\":{\"uniqueItems\":true}}", ESP_EUNSUPPORTED, "\"uniqueItems\" at #/items"},
+    {"{\"dependentRequired\":{}}", ESP_EUNSUPPORTED, "dependentRequired"},
+    {"{\"$ref\":\"http://x/y\"}", ESP_EUNSUPPORTED, "$ref"},
+    {"{\"$ref\":\"#/$defs/none\"}", ESP_EFORMAT, "there is no #/$defs/none"},
+    {"{\"type\":\"number\",\"minimum\":1}", ESP_EUNSUPPORTED, "\"minimum\" at #"},
+    {"{\"multipleOf\":2}", ESP_EUNSUPPORTED, "multipleOf"},
+    {"{\"format\":\"hostname\"}", ESP_EUNSUPPORTED, "\"hostname\""},
+    {"{\"type\":\"strin\"}", ESP_EFORMAT, "\"type\" at #"},
+    {"{\"type\":\"string\",\"pattern\":\"(?=a)\"}", ESP_EUNSUPPORTED, "pattern"},
+    {"{\"type\":\"string\",\"pattern\":\"(\"}", ESP_EFORMAT, "without its )"},
+    {"{\"minLength\":-1}", ESP_EFORMAT, "minLength"},
+    {"{\"minimum\":\"1\"}", ESP_EFORMAT, "minimum"},
+    {"{\"required\":\"a\"}", ESP_EFORMAT, "required"},
+    {"{\"enum\":[]}", ESP_EFORMAT, "enum"},
+    {"{\"anyOf\":[]}", ESP_EFORMAT, "anyOf"},
+    {"{\"items\":[{}]}", ESP_EUNSUPPORTED, "items"},
+    {"{\"maxLength\":100000000,\"type\":\"string\"}", ESP_ENOFIT, "repetition"},
+    {"false", ESP_EFORMAT, "the schema is false"},
+    {"{\"type\":\"integer\",\"minimum\":3,\"maximum\":2}", ESP_EFORMAT, "minimum is above"},
+    {"{\"allOf\":[{\"type\":\"string\"},{\"type\":\"null\"}]}", ESP_EFORMAT, "exclude each other"},
+    {"{\"type\":\"object\",\"properties\":{\"a\":false},\"required\":[\"a\"]}", ESP_EFORMAT, "forbidden"},
+    {"{\"type\":\"array\",\"items\":false,\"minItems\":1}", ESP_EFORMAT, "fewer items"},
+    {"{\"$ref\":\"#\"}", ESP_ENOFIT, "round and round"},
+    {"{\"type\":\"object\",\"properties\":{\"a\":{\"$ref\":\"#\"}},\"required\":[\"a\"]}", ESP_EFORMAT,
+     "never be completed"},
+    {"[]", ESP_EFORMAT, "not an object"},
+};
+
+static void what_is_refused(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof refusals / sizeof refusals[0]; i++) {
+        struct esp_grammar *g = NULL;
+        esp_error err = {0};
+
+        test_refused(compile(&g, refusals[i].schema, 0, &err), refusals[i].status, &err, refusals[i].part);
+        assert_null(g);
+    }
+}
+
+/* ---- random schemas ---- */
+
+static json_t *random_schema(struct esp_rng_key *k, int depth);
+
+static json_t *random_object(struct esp_rng_key *k, int depth)
+{
+    json_t *o = json_pack("{s:s}", "type", "object"), *p = json_object(), *r = json_array();
+    static const char *const names[] = {"a", "ab", "b", "\xc3\xa9", "\"q"};
+
+    for (uint32_t i = draw(k, 4); i > 0; i--) {
+        const char *name = names[draw(k, 5)];
+
+        json_object_set_new(p, name, random_schema(k, depth - 1));
+        if (draw(k, 2))
+            json_array_append_new(r, json_string(name));
+    }
+    json_object_set_new(o, "properties", p);
+    json_object_set_new(o, "required", r);
+    if (draw(k, 3) == 0)
+        json_object_set_new(o, "additionalProperties",
+                            draw(k, 2) ? json_false() : random_schema(k, depth - 1));
+    return o;
+}
+
+static json_t *random_array(struct esp_rng_key *k, int depth)
+{
+    json_t *o = json_pack("{s:s}", "type", "array"), *p;
+    const int min = (int)draw(k, 3);
+
+    if (draw(k, 4) == 0) {
+        p = json_array();
+        json_array_append_new(p, random_schema(k, depth - 1));
+        json_array_append_new(p, random_schema(k, depth - 1));
+        json_object_set_new(o, "prefixItems", p);
+    }
+    json_object_set_new(o, "items", random_schema(k, depth - 1));
+    if (draw(k, 2))
+        json_object_set_new(o, "minItems", json_integer(min));
+    if (draw(k, 2))
+        json_object_set_new(o, "maxItems", json_integer(min + (int)draw(k, 3)));
+    return o;
+}
+
+static json_t *random_ways(struct esp_rng_key *k, int depth)
+{
+    static const char *const keys[] = {"anyOf", "oneOf", "allOf"};
+    json_t *list = json_array(), *o;
+
+    json_array_append_new(list, random_schema(k, depth - 1));
+    json_array_append_new(list, random_schema(k, depth - 1));
+    o = draw(k, 3) ? json_object() : random_schema(k, 0);
+    json_object_set_new(o, keys[draw(k, 3)], list);
+    return o;
+}
+
+static json_t *random_schema(struct esp_rng_key *k, int depth)
+{
+    const int64_t lo = (int64_t)draw(k, 2000) - 1000;
+
+    switch (depth > 0 ? draw(k, 11) : draw(k, 7)) {
+    case 0:
+        return json_pack("{s:[s,s]}", "type", "null", "boolean");
+    case 1:
+        return json_pack("{s:s,s:I,s:I}", "type", "integer", "minimum", lo, "maximum", lo + draw(k, 500));
+    case 2:
+        return json_pack("{s:s}", "type", "number");
+    case 3:
+        return json_pack("{s:s,s:i,s:i}", "type", "string", "minLength", (int)draw(k, 3), "maxLength",
+                         3 + (int)draw(k, 3));
+    case 4:
+        return json_pack("{s:[i,s,n,{s:i}]}", "enum", 3, "x", "k", 1);
+    case 5:
+        return json_pack("{s:s}", "$ref", "#/$defs/d");
+    case 6:
+        return json_pack("{s:s}", "type", "string");
+    case 7:
+    case 8:
+        return random_object(k, depth);
+    case 9:
+        return random_array(k, depth);
+    default:
+        return random_ways(k, depth);
+    }
+}
+
+static bool valid(const json_t *root, const json_t *schema, const json_t *v, bool open);
+
+static bool type_is(const char *t, const json_t *v)
+{
+    if (strcmp(t, "integer") == 0)
+        return json_is_integer(v) || (json_is_real(v) && json_real_value(v) == floor(json_real_value(v)));
+    return (strcmp(t, "null") == 0 && json_is_null(v)) || (strcmp(t, "boolean") == 0 && json_is_boolean(v)) ||
+           (strcmp(t, "number") == 0 && json_is_number(v)) ||
+           (strcmp(t, "string") == 0 && json_is_string(v)) || (strcmp(t, "array") == 0 && json_is_array(v)) ||
+           (strcmp(t, "object") == 0 && json_is_object(v));
+}
+
+static bool valid_type(const json_t *t, const json_t *v)
+{
+    bool ok = !t || (json_is_string(t) && type_is(json_string_value(t), v));
+
+    for (size_t i = 0; i < json_array_size(t); i++)
+        ok |= type_is(json_string_value(json_array_get(t, i)), v);
+    return ok;
+}
+
+static bool valid_object(const json_t *root, const json_t *s, json_t *v, bool open)
+{
+    json_t *p = json_object_get(s, "properties"), *a = json_object_get(s, "additionalProperties"), *e, *x;
+    const char *key;
+    size_t i;
+
+    json_array_foreach(json_object_get(s, "required"), i,
+                       x) if (!json_object_get(v, json_string_value(x))) return false;
+    json_object_foreach(v, key, e)
+    {
+        x = json_object_get(p, key);
+        if (!x && json_is_false(a))
+            return false;
+        x = x ? x : a;
+        if (x && !valid(root, x, e, open))
+            return false;
+    }
+    return true;
+}
+
+static bool valid_array(const json_t *root, const json_t *s, const json_t *v, bool open)
+{
+    json_t *p = json_object_get(s, "prefixItems"), *it = json_object_get(s, "items");
+    const json_t *lo = json_object_get(s, "minItems"), *hi = json_object_get(s, "maxItems");
+    const size_t n = json_array_size(v);
+
+    if ((lo && n < (size_t)json_integer_value(lo)) || (hi && n > (size_t)json_integer_value(hi)))
+        return false;
+    for (size_t i = 0; i < n; i++) {
+        const json_t *x = i < json_array_size(p) ? json_array_get(p, i) : it;
+
+        if (x && !valid(root, x, json_array_get(v, i), open))
+            return false;
+    }
+    return true;
+}
+
+static bool valid_ways(const json_t *root, const json_t *s, const json_t *v, bool open)
+{
+    const json_t *any = json_object_get(s, "anyOf"), *one = json_object_get(s, "oneOf"),
+                 *all = json_object_get(s, "allOf");
+    bool ok = !any && !one;
+
+    any = any ? any : one; /* oneOf counts as anyOf */
+    for (size_t i = 0; i < json_array_size(any); i++)
+        ok |= valid(root, json_array_get(any, i), v, open);
+    for (size_t i = 0; i < json_array_size(all); i++)
+        ok &= valid(root, json_array_get(all, i), v, open);
+    return ok;
+}
+
+static bool valid_once(const json_t *root, const json_t *s, const json_t *v, bool open)
+{
+    const json_t *ref = json_object_get(s, "$ref"), *e = json_object_get(s, "enum"), *x;
+    bool listed = !e;
+
+    if (json_is_boolean(s))
+        return json_is_true(s);
+    if (ref && !valid(root, json_object_get(json_object_get(root, "$defs"), "d"), v, open))
+        return false;
+    for (size_t i = 0; i < json_array_size(e); i++)
+        listed |= json_equal(json_array_get(e, i), v);
+    if (!listed || !valid_type(json_object_get(s, "type"), v) || !valid_ways(root, s, v, open))
+        return false;
+    if (json_is_number(v)) {
+        x = json_object_get(s, "minimum");
+        if (x && json_number_value(v) < json_number_value(x))
+            return false;
+        x = json_object_get(s, "maximum");
+        return !x || json_number_value(v) <= json_number_value(x);
+    }
+    if (json_is_string(v)) {
+        const char *t = json_string_value(v);
+        size_t n = 0;
+
+        for (; *t; t++)
+            n += ((unsigned char)*t & 0xc0) != 0x80;
+        x = json_object_get(s, "minLength");
+        if (x && n < (size_t)json_integer_value(x))
+            return false;
+        x = json_object_get(s, "maxLength");
+        return !x || n <= (size_t)json_integer_value(x);
+    }
+    if (json_is_object(v))
+        return valid_object(root, s, (json_t *)(uintptr_t)v, open);
+    return !json_is_array(v) || valid_array(root, s, v, open);
+}
+
+/* A schema that comes back to itself for the same value says nothing new. */
+static bool valid(const json_t *root, const json_t *s, const json_t *v, bool open)
+{
+    static const json_t *busy[4096][2];
+    static int n;
+    bool ok;
+
+    for (int i = 0; i < n; i++)
+        if (busy[i][0] == s && busy[i][1] == v)
+            return false;
+    assert_true(n < 4096);
+    busy[n][0] = s;
+    busy[n++][1] = v;
+    ok = valid_once(root, s, v, open);
+    n--;
+    return ok;
+}
+
+/* A document by random choices, which after a while prefer whatever closes; its length, 0 if it grew too
+ * long. */
+static size_t random_document(struct esp_grammar *g, struct esp_rng_key *k, char *out, size_t cap)
+{
+    struct esp_matcher *m = NULL;
+    esp_error err;
+    size_t n = 0;
+
+    test_ok(esp_matcher_open(&m, g, NULL, &err), &err);
+    while (n < cap && esp_matcher_state(m) != ESP_MATCH_ENDED) {
+        uint64_t bits[4] = {UINT64_MAX, UINT64_MAX, UINT64_MAX, UINT64_MAX};
+        uint32_t ids[256], n_id = 0, id;
+        const char *close;
+
+        if (esp_matcher_state(m) == ESP_MATCH_MAY_END && draw(k, 2))
+            break;
+        test_ok(esp_matcher_mask(m, bits, 4, &err), &err);
+        for (id = 0; id < 256; id++)
+            if (has(bits, id))
+                ids[n_id++] = id;
+        assert_true(n_id > 0); /* never stuck */
+        id = ids[draw(k, n_id)];
+        for (close = "}]\"0n"; n > 60 && *close; close++)
+            if (has(bits, (unsigned char)*close)) {
+                id = (unsigned char)*close;
+                break;
+            }
+        test_ok(esp_matcher_accept(m, id, &err), &err);
+        out[n++] = (char)id;
+    }
+    if (esp_matcher_state(m) == ESP_MATCH_MORE)
+        n = 0;
+    esp_matcher_close(m);
+    return n;
+}
+
+static void random_schemas(void **state)
+{
+    struct esp_rng_key k = {.seed = 4711};
+    const char *runs = getenv("ESPALIER_TEST_SCHEMAS");
+    int n = 400, n_ok = 0, n_doc = 0;
+
+    (void)state;
+#ifdef __SANITIZE_ADDRESS__
+    n = 100;
+#endif
+    for (n = runs ? (int)strtol(runs, NULL, 10) : n; n > 0; n--) {
+        json_t *schema = random_schema(&k, 3), *doc;
+        struct esp_grammar *g = NULL;
+        char text[2000];
+        esp_error err;
+        esp_status s;
+
+        json_object_set_new(schema, "$defs", json_pack("{s:o}", "d", random_schema(&k, 1)));
+        s = esp_grammar_schema(&g, bytes, schema, draw(&k, 2) ? ESP_SCHEMA_OPEN : 0, &err);
+        if (s != ESP_OK) {
+            assert_true(s == ESP_EFORMAT || s == ESP_EUNSUPPORTED || s == ESP_ENOFIT);
+            assert_non_null(strstr(err.message, "schema"));
+        }
+        for (int i = 0; s == ESP_OK && i < 5; i++) {
+            const size_t len = random_document(g, &k, text, sizeof text);
+
+            if (len == 0)
+                continue;
+            n_doc++;
+            if (esp_json_parse(&doc, text, len, "document", ESP_JSON_NO_DUPLICATES, &err) != ESP_OK)
+                fail_msg("%s in %.*s", err.message, (int)len, text);
+            if (!valid(schema, schema, doc, true))
+                fail_msg("%.*s does not satisfy %s", (int)len, text, json_dumps(schema, 0));
+            json_decref(doc);
+        }
+        n_ok += s == ESP_OK;
+        esp_grammar_release(g);
+        json_decref(schema);
+    }
+    print_message("%d schemas compiled, %d documents valid\n", n_ok, n_doc);
+    assert_true(n_ok > 50 && n_doc > 100);
+}
+
+/* ---- bounds ---- */
+
+static void hostile_schemas_end_in_time(void **state)
+{
+    struct esp_grammar *g = NULL;
+    struct esp_strbuf b;
+    esp_error err;
+
+    (void)state;
+    esp_strbuf_init(&b, 1 << 20);
+    for (int i = 0; i < 70; i++)
+        esp_strbuf_puts(&b, "{\"items\":");
+    esp_strbuf_puts(&b, "{}");
+    for (int i = 0; i < 70; i++)
+        esp_strbuf_puts(&b, "}");
+    test_refused(compile(&g, b.data, 0, &err), ESP_ENOFIT, &err, "nested 71 deep");
+
+    esp_strbuf_clear(&b);
+    esp_strbuf_puts(&b, "{\"enum\":[0");
+    for (int i = 1; i <= 10000; i++)
+        esp_strbuf_printf(&b, ",%d", i);
+    esp_strbuf_puts(&b, "]}");
+    test_refused(compile(&g, b.data, 0, &err), ESP_ENOFIT, &err, "10001 values");
+
+    esp_strbuf_clear(&b);
+    esp_strbuf_puts(&b, "{\"enum\":[\"value number 0\"");
+    for (int i = 1; i < 10000; i++)
+        esp_strbuf_printf(&b, ",\"value number %d\"", i);
+    esp_strbuf_puts(&b, "]}");
+    test_ok(compile(&g, b.data, 0, &err), &err);
+    assert_int_equal(judge(g, "\"value number 9999\"", 19), 1);
+    assert_int_equal(judge(g, "\"value number 10000\"", 20), -1);
+    esp_grammar_release(g);
+    g = NULL;
+
+    test_refused(compile(&g, "{\"type\":\"string\",\"pattern\":\"^(a|b)*a(a|b){24}$\"}", 0, &err), ESP_ENOFIT,
+                 &err, "too large");
+    test_ok(compile(&g, "{\"type\":\"string\",\"pattern\":\"^((((a{99}){99}){99}){99})$\"}", 0, &err), &err);
+    esp_grammar_release(g);
+    esp_strbuf_free(&b);
+}
+
+static void long_strings_are_counted(void **state)
+{
+    struct esp_grammar *g = NULL;
+    esp_error err;
+    char *text = esp_alloc(70010);
+
+    (void)state;
+    assert_non_null(text);
+    test_ok(compile(&g, "{\"type\":\"string\",\"minLength\":1000,\"maxLength\":65535}", 0, &err), &err);
+    memset(text, 'x', 70010);
+    text[0] = '"';
+    text[1000] = '"';
+    assert_int_equal(judge(g, text, 1001), -1);
+    text[1000] = 'x';
+    text[1001] = '"';
+    assert_int_equal(judge(g, text, 1002), 1);
+    text[1001] = 'x';
+    text[65536] = '"';
+    assert_int_equal(judge(g, text, 65537), 1);
+    text[65536] = 'x';
+    text[65537] = '"';
+    assert_int_equal(judge(g, text, 65538), -1);
+    esp_free(text);
+    esp_grammar_release(g);
+}
+
+static void many_strings_fit(void **state)
+{
+    struct esp_grammar *g = NULL;
+    struct esp_strbuf b;
+    esp_error err;
+
+    (void)state;
+    esp_strbuf_init(&b, 1 << 16);
+    esp_strbuf_puts(&b, "{\"type\":\"object\",\"properties\":{\"p\":true");
+    for (int i = 0; i < 24; i++)
+        esp_strbuf_printf(&b, ",\"p%d\":{\"type\":\"string\",\"maxLength\":%d}", i, 200 + i);
+    esp_strbuf_puts(&b, ",\"q\":{\"type\":\"string\",\"pattern\":\"^[ab]+$\",\"maxLength\":900}}}");
+    test_ok(compile(&g, b.data, 0, &err), &err);
+    assert_int_equal(judge(g, "{\"p3\":\"x\",\"q\":\"abba\"}", 21), 1);
+    assert_int_equal(judge(g, "{\"q\":\"abbc\"}", 12), -1);
+    esp_grammar_release(g);
+    esp_strbuf_free(&b);
+}
+
+static void nesting_stops_at_the_bound_and_closes(void **state)
+{
+    struct esp_grammar *g = NULL;
+    struct esp_matcher *m = NULL;
+    esp_error err;
+    int n = 0;
+
+    (void)state;
+    test_ok(esp_grammar_schema(&g, bytes, NULL, ESP_SCHEMA_COMPACT, &err), &err);
+    test_ok(esp_matcher_open(&m, g, NULL, &err), &err);
+    for (const char *s = "{\"a\":"; *s; s++)
+        test_ok(esp_matcher_accept(m, (unsigned char)*s, &err), &err);
+    for (;;) {
+        uint64_t bits[4] = {UINT64_MAX, UINT64_MAX, UINT64_MAX, UINT64_MAX};
+
+        test_ok(esp_matcher_mask(m, bits, 4, &err), &err);
+        if (!has(bits, '['))
+            break;
+        test_ok(esp_matcher_accept(m, '[', &err), &err);
+        n++;
+    }
+    assert_in_range(n, 40, 127);
+    test_refused(esp_matcher_accept(m, '[', &err), ESP_EINVAL, &err, "may not come");
+    test_ok(esp_matcher_accept(m, ']', &err), &err); /* the innermost stays empty */
+    while (--n)
+        test_ok(esp_matcher_accept(m, ']', &err), &err);
+    test_ok(esp_matcher_accept(m, '}', &err), &err);
+    assert_int_equal(esp_matcher_state(m), ESP_MATCH_ENDED);
+    esp_matcher_close(m);
+    esp_grammar_release(g);
+}
+
+static void every_allocation_may_fail(void **state)
+{
+    static const char schema[] = "{\"type\":\"object\",\"properties\":{\"a\":{\"type\":\"string\","
+                                 "\"pattern\":\"^a+$\",\"maxLength\":4},\"b\":{\"enum\":["
+                                 "1,2]}},\"additionalProperties\":{\"type\":\"integer\",\"minimum\":3}}";
+    struct esp_grammar *g = NULL;
+    esp_error err;
+    json_t *j = json_loads(schema, 0, NULL);
+    int64_t n = 0;
+
+    (void)state;
+    for (esp_status s = ESP_ENOMEM; s != ESP_OK && n < 20000; n++) {
+        esp_mem_fail_at(n);
+        s = esp_grammar_schema(&g, bytes, j, 0, &err);
+        esp_mem_fail_at(-1);
+        if (s != ESP_OK)
+            assert_int_equal(s, ESP_ENOMEM);
+    }
+    assert_in_range(n, 30, 20000);
+    esp_grammar_release(g);
+    json_decref(j);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(documents),
+        cmocka_unit_test(what_is_refused),
+        cmocka_unit_test(random_schemas),
+        cmocka_unit_test(hostile_schemas_end_in_time),
+        cmocka_unit_test(long_strings_are_counted),
+        cmocka_unit_test(many_strings_fit),
+        cmocka_unit_test(nesting_stops_at_the_bound_and_closes),
+        cmocka_unit_test(every_allocation_may_fail),
+    };
+    int r;
+
+    bytes = open_bytes();
+    r = cmocka_run_group_tests(tests, NULL, NULL);
+    esp_vocab_destroy(bytes);
+    return r;
+}

@@ -1,0 +1,407 @@
+/*
+ * Turns taken apart: the shared cases and harder ones, each whole, byte by byte, and cut at every place; what
+ * comes out must be the same message every time, and every call's arguments valid JSON.
+ *
+ * SPDX-License-Identifier: MIT
+ */
+#include "support/support.h"
+
+#include <string.h>
+
+#include "base/json.h"
+#include "base/mem.h"
+#include "base/strbuf.h"
+#include "base/utf8.h"
+#include "text/toolcall.h"
+#include "text/toolvalue.h"
+
+enum { MAX_CALLS = 8 };
+
+struct message {
+    struct esp_strbuf reasoning, content, name[MAX_CALLS], args[MAX_CALLS];
+    bool ended[MAX_CALLS];
+    size_t n_call, n_warning;
+};
+
+static void on_piece(void *user, enum esp_turn_what what, const char *s, size_t len)
+{
+    struct message *m = user;
+
+    assert_true(esp_utf8_valid(s, len, NULL));
+    assert_true(len > 0 || what == ESP_TURN_CALL_END);
+    switch (what) {
+    case ESP_TURN_REASONING:
+        assert_true(esp_strbuf_add(&m->reasoning, s, len));
+        break;
+    case ESP_TURN_CONTENT:
+        assert_true(esp_strbuf_add(&m->content, s, len));
+        break;
+    case ESP_TURN_CALL:
+        assert_true(m->n_call < MAX_CALLS);
+        assert_true(esp_strbuf_add(&m->name[m->n_call++], s, len));
+        break;
+    case ESP_TURN_ARGS:
+        assert_true(m->n_call > 0 && !m->ended[m->n_call - 1]);
+        assert_true(esp_strbuf_add(&m->args[m->n_call - 1], s, len));
+        break;
+    case ESP_TURN_CALL_END:
+        assert_true(m->n_call > 0 && !m->ended[m->n_call - 1]);
+        m->ended[m->n_call - 1] = true;
+        break;
+    }
+}
+
+static void on_warning(void *user, const char *message)
+{
+    struct message *m = user;
+
+    (void)message;
+    m->n_warning++;
+}
+
+static void message_init(struct message *m)
+{
+    memset(m, 0, sizeof *m);
+    esp_strbuf_init(&m->reasoning, 1 << 20);
+    esp_strbuf_init(&m->content, 1 << 20);
+    for (size_t i = 0; i < MAX_CALLS; i++) {
+        esp_strbuf_init(&m->name[i], 1 << 10);
+        esp_strbuf_init(&m->args[i], 1 << 20);
+    }
+}
+
+static void message_free(struct message *m)
+{
+    esp_strbuf_free(&m->reasoning);
+    esp_strbuf_free(&m->content);
+    for (size_t i = 0; i < MAX_CALLS; i++) {
+        esp_strbuf_free(&m->name[i]);
+        esp_strbuf_free(&m->args[i]);
+    }
+}
+
+static void message_equal(const struct message *a, const struct message *b)
+{
+    assert_string_equal(esp_strbuf_str(&a->reasoning), esp_strbuf_str(&b->reasoning));
+    assert_string_equal(esp_strbuf_str(&a->content), esp_strbuf_str(&b->content));
+    assert_int_equal(a->n_call, b->n_call);
+    assert_int_equal(a->n_warning, b->n_warning);
+    for (size_t i = 0; i < a->n_call; i++) {
+        assert_string_equal(esp_strbuf_str(&a->name[i]), esp_strbuf_str(&b->name[i]));
+        assert_string_equal(esp_strbuf_str(&a->args[i]), esp_strbuf_str(&b->args[i]));
+        assert_int_equal(a->ended[i], b->ended[i]);
+    }
+}
+
+struct how {
+    const char *text;
+    const json_t *tools;
+    bool thinking, ended;
+};
+
+/* Feed in pieces of at most step bytes, the first of them first bytes long, never inside a character. */
+static void parse(struct message *m, const struct how *h, size_t first, size_t step)
+{
+    struct esp_turn_opts o = {.thinking = h->thinking,
+                              .calls = true,
+                              .calls_in_thinking = true,
+                              .tools = h->tools,
+                              .fn = on_piece,
+                              .warn = on_warning,
+                              .user = m};
+    const size_t len = strlen(h->text);
+    struct esp_turn *t;
+    esp_error err;
+
+    message_init(m);
+    test_ok(esp_turn_create(&t, &o, &err), &err);
+    for (size_t at = 0, n = first; at < len; n = step) {
+        size_t end = at + (n ? n : 1);
+
+        if (end > len)
+            end = len;
+        while (end < len && ((unsigned char)h->text[end] & 0xc0) == 0x80)
+            end++;
+        test_ok(esp_turn_feed(t, h->text + at, end - at, &err), &err);
+        at = end;
+    }
+    test_ok(esp_turn_finish(t, h->ended, &err), &err);
+    esp_turn_destroy(t);
+}
+
+/* Every way to cut the text gives the same message. */
+static void parse_all(struct message *m, const struct how *h)
+{
+    struct message other;
+    const size_t len = strlen(h->text);
+
+    parse(m, h, len, len);
+    for (size_t step = 1; step <= 5; step++) {
+        parse(&other, h, step, step);
+        message_equal(m, &other);
+        message_free(&other);
+    }
+    for (size_t cut = 1; cut < len; cut++) {
+        parse(&other, h, cut, len);
+        message_equal(m, &other);
+        message_free(&other);
+    }
+    for (size_t i = 0; i < m->n_call; i++) {
+        json_t *args = NULL;
+        esp_error err;
+
+        if (!m->ended[i])
+            continue;
+        test_ok(esp_json_parse(&args, esp_strbuf_str(&m->args[i]), m->args[i].len, "arguments",
+                               ESP_JSON_NO_DUPLICATES, &err),
+                &err);
+        assert_true(json_is_object(args));
+        json_decref(args);
+    }
+}
+
+static void expect_text(const struct esp_strbuf *b, const json_t *want)
+{
+    assert_string_equal(esp_strbuf_str(b), json_is_string(want) ? json_string_value(want) : "");
+}
+
+static void test_cases(void **state)
+{
+    json_t *file = test_json("tests/data/cases/tool_calls_qwen35.json"), *c;
+    size_t i;
+
+    (void)state;
+    json_array_foreach(json_object_get(file, "cases"), i, c)
+    {
+        const json_t *want = json_object_get(c, "expect"), *calls = json_object_get(want, "tool_calls");
+        struct how h = {json_string_value(json_object_get(c, "generated")), json_object_get(c, "tools"),
+                        json_is_true(json_object_get(c, "prompt_ends_inside_think")),
+                        strcmp(json_string_value(json_object_get(c, "generation_ended_by")), "stop") == 0};
+        struct message m;
+        size_t n = 0;
+
+        parse_all(&m, &h);
+        expect_text(&m.reasoning, json_object_get(want, "reasoning"));
+        expect_text(&m.content, json_object_get(want, "content"));
+        for (size_t k = 0; k < m.n_call; k++)
+            n += m.ended[k];
+        assert_int_equal(n, json_array_size(calls));
+        for (size_t k = 0; k < n; k++) {
+            const json_t *call = json_array_get(calls, k);
+            json_t *args = json_loads(esp_strbuf_str(&m.args[k]), 0, NULL);
+
+            assert_string_equal(esp_strbuf_str(&m.name[k]), json_string_value(json_object_get(call, "name")));
+            assert_true(json_equal(args, json_object_get(call, "arguments")));
+            json_decref(args);
+        }
+        message_free(&m);
+    }
+    json_decref(file);
+}
+
+#define CALL(params)      "<tool_call>\n<function=f>\n" params "</function>\n</tool_call>"
+#define PARAM(key, value) "<parameter=" key ">\n" value "\n</parameter>\n"
+
+/* Text, whether the turn ended by itself, content, number of finished calls, arguments of the first,
+ * warnings. */
+static const struct {
+    const char *text;
+    bool ended;
+    const char *content;
+    size_t n_call;
+    const char *args;
+    size_t n_warning;
+} odd[] = {
+    {"a < b && c > d", true, "a < b && c > d", 0, NULL, 0},
+    {"  spaces around  ", true, "spaces around  ", 0, NULL, 0},
+    {"<tool", true, "<tool", 0, NULL, 0},
+    {"see <function=", true, "see <function=", 0, NULL, 0},
+    {"see <function=a b\nc", true, "see <function=a b\nc", 0, NULL, 0},
+    {CALL(""), true, "", 1, "{}", 0},
+    {"text\n\n" CALL(PARAM("s", "v")) "\nmore", true, "textmore", 1, "{\"s\":\"v\"}", 0},
+    /* tags inside a value are part of it */
+    {CALL(PARAM("s", "<a></parameter> <b>\n</parameter>\nx")), true, "", 1,
+     "{\"s\":\"<a></parameter> <b>\\n</parameter>\\nx\"}", 0},
+    {CALL(PARAM("s", "</function> </tool_call> and <tool_call>")), true, "", 1,
+     "{\"s\":\"</function> </tool_call> and <tool_call>\"}", 0},
+    {CALL(PARAM("s", "\nx\n")), true, "", 1, "{\"s\":\"\\nx\\n\"}", 0},
+    {CALL(PARAM("s", "")), true, "", 1, "{\"s\":\"\"}", 0},
+    {CALL("<parameter=s></parameter>"), true, "", 1, "{\"s\":\"\"}", 0},
+    {CALL("<parameter = s >v</parameter>"), true, "", 1, "{\"s\":\"v\"}", 0},
+    /* tags that are missing */
+    {"<function=f>\n" PARAM("s", "v") "</function>", true, "", 1, "{\"s\":\"v\"}", 0},
+    {"<tool_call>\n<function=f>\n" PARAM("s", "v") "</tool_call>", true, "", 1, "{\"s\":\"v\"}", 0},
+    {"<tool_call>\n<function=f>\n" PARAM("s", "v"), true, "", 1, "{\"s\":\"v\"}", 1},
+    {"<tool_call>\n<function=f>\n<parameter=s>\nv\n</parameter>", true, "", 1, "{\"s\":\"v\"}", 1},
+    {"<tool_call>\n<function=f>\n<parameter=s>\nv", true, "", 1, "{\"s\":\"v\"}", 1},
+    {"<tool_call>\n<function=f>\n<parameter=s>\nv\n</function>\n</tool_call>", true, "", 1, "{\"s\":\"v\"}",
+     0},
+    {"<tool_call>\n<function=f>\n<parameter=s>\nv\n</tool_call>\n" CALL(""), true, "", 2, "{\"s\":\"v\"}", 0},
+    {"<tool_call>\n<function=f>\n" PARAM("s", "v"), false, "", 0, NULL, 0},
+    {"hello <tool_call>\n<func", false, "hello", 0, NULL, 0},
+    {"<tool_call>\nnothing", true, "<tool_call>\nnothing", 0, NULL, 1},
+    /* the JSON form */
+    {"<tool_call>\n{\"name\": \"f\", \"arguments\": {\"i\": 1, \"s\": \"</x>\"}}\n</tool_call>", true, "", 1,
+     "{\"i\":1,\"s\":\"</x>\"}", 0},
+    {"<tool_call>{\"name\": \"f\", \"arguments\": \"{\\\"i\\\": 1}\"}", true, "", 1, "{\"i\":1}", 0},
+    {"<tool_call>\n{\"nam\": 1}\n</tool_call>", true, "<tool_call>{\"nam\": 1}\n</tool_call>", 0, NULL, 1},
+    /* types */
+    {CALL(PARAM("i", "x")), true, "", 1, "{\"i\":\"x\"}", 1},
+    {CALL(PARAM("i", " 7.00 ")), true, "", 1, "{\"i\":7}", 0},
+    {CALL(PARAM("x", "0.1")), true, "", 1, "{\"x\":0.1}", 0},
+    {CALL(PARAM("x", "3")), true, "", 1, "{\"x\":3}", 0},
+    {CALL(PARAM("b", "False")), true, "", 1, "{\"b\":false}", 0},
+    {CALL(PARAM("o", "[1]")), true, "", 1, "{\"o\":\"[1]\"}", 1},
+    {CALL(PARAM("o", "{\"a b\": [ 1.50, \"x \\\" y\" ] }")), true, "", 1,
+     "{\"o\":{\"a b\":[1.50,\"x \\\" y\"]}}", 0},
+    {CALL(PARAM("u", "None")), true, "", 1, "{\"u\":null}", 0},
+    {CALL(PARAM("u", "5")), true, "", 1, "{\"u\":\"5\"}", 0},
+    {CALL(PARAM("any", "[1, 2]")), true, "", 1, "{\"any\":[1,2]}", 0},
+    {CALL(PARAM("any", "plain")), true, "", 1, "{\"any\":\"plain\"}", 0},
+    {CALL(PARAM("color", "12")), true, "", 1, "{\"color\":\"12\"}", 0},
+    {CALL(PARAM("s", "1") PARAM("s", "2")), true, "", 1, "{\"s\":\"1\"}", 1},
+    {CALL(PARAM("s", "tab\tquote\" back\\ \xc3\xa9\x01")), true, "", 1,
+     "{\"s\":\"tab\\tquote\\\" back\\\\ \xc3\xa9\\u0001\"}", 0},
+    {"<tool_call>\n<function=other>\n</function>\n</tool_call>", true, "", 1, "{}", 1},
+};
+
+static json_t *odd_tools(void)
+{
+    return json_loads(
+        "[{\"type\":\"function\",\"function\":{\"name\":\"f\",\"parameters\":{\"properties\":{"
+        "\"s\":{\"type\":\"string\"},\"i\":{\"type\":\"integer\"},\"x\":{\"type\":\"number\"},"
+        "\"b\":{\"type\":\"boolean\"},\"o\":{\"type\":\"object\"},\"u\":{\"anyOf\":[{\"type\":\"string\"},"
+        "{\"type\":\"null\"}]},\"any\":{},\"color\":{\"enum\":[\"12\",\"red\"]}}}}}]",
+        0, NULL);
+}
+
+static void test_odd(void **state)
+{
+    json_t *tools = odd_tools();
+
+    (void)state;
+    assert_non_null(tools);
+    for (size_t i = 0; i < sizeof odd / sizeof odd[0]; i++) {
+        const struct how h = {odd[i].text, tools, false, odd[i].ended};
+        struct message m;
+        size_t n = 0;
+
+        parse_all(&m, &h);
+        for (size_t k = 0; k < m.n_call; k++)
+            n += m.ended[k];
+        if (n != odd[i].n_call || m.n_warning != odd[i].n_warning ||
+            strcmp(esp_strbuf_str(&m.content), odd[i].content) != 0)
+            fail_msg("%s: %zu calls, %zu warnings, content '%s'", odd[i].text, n, m.n_warning,
+                     esp_strbuf_str(&m.content));
+        if (odd[i].args)
+            assert_string_equal(esp_strbuf_str(&m.args[0]), odd[i].args);
+        message_free(&m);
+    }
+    json_decref(tools);
+}
+
+static void test_thinking(void **state)
+{
+    static const struct {
+        const char *text;
+        bool opened;
+        const char *reasoning, *content;
+    } c[] = {
+        {"\n a\n\nb \n</think>\n\nhi\n", true, "a\n\nb", "hi\n"},
+        {"<think>x</think>y", false, "x", "y"},
+        {"\n<think>\n</think>\n\ny", false, "", "y"},
+        {"<thin air", false, "", "<thin air"},
+        {"no <think> here", false, "", "no <think> here"},
+        {"all of it </thin", true, "all of it </thin", ""},
+        {"<think>", false, "", ""},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < sizeof c / sizeof c[0]; i++) {
+        const struct how h = {c[i].text, NULL, c[i].opened, true};
+        struct message m;
+
+        parse_all(&m, &h);
+        assert_string_equal(esp_strbuf_str(&m.reasoning), c[i].reasoning);
+        assert_string_equal(esp_strbuf_str(&m.content), c[i].content);
+        message_free(&m);
+    }
+}
+
+/* A long value and long runs of white space cost linear time. */
+static void test_long(void **state)
+{
+    enum { N = 300000 };
+    struct esp_strbuf b;
+    struct how h = {NULL, NULL, false, true};
+    struct message m;
+
+    (void)state;
+    esp_strbuf_init(&b, 4 * N);
+    esp_strbuf_puts(&b, "<tool_call>\n<function=f>\n<parameter=s>\n");
+    for (int i = 0; i < N / 2; i++)
+        esp_strbuf_puts(&b, i % 2 ? "\n" : "<");
+    esp_strbuf_puts(&b, "\n</parameter>\n</function>\n</tool_call>");
+    h.text = esp_strbuf_str(&b);
+    parse(&m, &h, 1, 1);
+    assert_int_equal(m.n_call, 1);
+    message_free(&m);
+    esp_strbuf_clear(&b);
+    esp_strbuf_puts(&b, "x");
+    for (int i = 0; i < N / 2; i++)
+        esp_strbuf_putc(&b, '\n');
+    esp_strbuf_puts(&b, "y");
+    h.text = esp_strbuf_str(&b);
+    parse(&m, &h, 1, 1);
+    assert_int_equal(m.content.len, b.len);
+    message_free(&m);
+    esp_strbuf_free(&b);
+}
+
+static void test_memory(void **state)
+{
+    json_t *tools = odd_tools();
+    const char *text = "some text " CALL(PARAM("s", "v") PARAM("o", "{\"a\": 1}")) " end";
+
+    (void)state;
+    for (int64_t n = 0;; n++) {
+        struct message m;
+        struct esp_turn *t = NULL;
+        struct esp_turn_opts o = {.calls = true, .tools = tools, .fn = on_piece, .user = &m};
+        esp_error err;
+        esp_status s;
+
+        message_init(&m);
+        for (size_t i = 0; i < MAX_CALLS; i++) { /* so that only the parser allocates */
+            esp_strbuf_add(&m.args[i], text, strlen(text));
+            esp_strbuf_add(&m.name[i], text, strlen(text));
+            esp_strbuf_clear(&m.args[i]);
+            esp_strbuf_clear(&m.name[i]);
+        }
+        esp_strbuf_add(&m.content, text, strlen(text));
+        esp_strbuf_clear(&m.content);
+        esp_mem_fail_at(n);
+        s = esp_turn_create(&t, &o, &err);
+        if (s == ESP_OK)
+            s = esp_turn_feed(t, text, strlen(text), &err);
+        if (s == ESP_OK)
+            s = esp_turn_finish(t, true, &err);
+        esp_mem_fail_at(-1);
+        esp_turn_destroy(t);
+        message_free(&m);
+        if (s == ESP_OK)
+            break;
+        assert_int_equal(s, ESP_ENOMEM);
+        assert_true(n < 100);
+    }
+    json_decref(tools);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_cases), cmocka_unit_test(test_odd),
+                                       cmocka_unit_test(test_thinking), cmocka_unit_test(test_long),
+                                       cmocka_unit_test(test_memory)};
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
