@@ -422,7 +422,7 @@ struct strip_call {
     const struct strip_format *f;
     struct strip_run run; /* of whole rows */
     strip_rows_fn rows;
-    uint32_t tile; /* rows that rows() takes at most */
+    const struct esp_path *paths; /* tiles */
     uint32_t n_row, o0, o1;
     float *y;
     size_t ldy;
@@ -433,10 +433,37 @@ static uint32_t at_most(uint32_t n, uint32_t most)
     return n < most ? n : most;
 }
 
-/* Rows of the next tile where n are left: a full tile, or up to four. */
+#define STRIP_TILES(shape, how)                                                                              \
+    {"strips of 32 outputs" how ", tile of 1 row", shape, 1},                                                \
+        {"strips of 32 outputs" how ", tile of 2 rows", shape, 2},                                           \
+        {"strips of 32 outputs" how ", tile of 3 rows", shape, 3},                                           \
+    {                                                                                                        \
+        "strips of 32 outputs" how ", tile of 4 rows", shape, 4                                              \
+    }
+#define STRIP_TILE_8(shape, how)                                                                             \
+    {                                                                                                        \
+        "strips of 32 outputs" how ", tile of 8 rows", shape, 8                                              \
+    }
+#define ON_THE_WAY ", packed on the way"
+
+/* What strip_rows() has instances of: the rows of a path are its tile. */
+static const struct esp_path int8_paths[] = {
+    STRIP_TILES(ESP_SHAPE_PACKED, ""),
+    STRIP_TILE_8(ESP_SHAPE_PACKED, ""),
+    STRIP_TILES(ESP_SHAPE_STORED, ON_THE_WAY),
+    STRIP_TILE_8(ESP_SHAPE_STORED, ON_THE_WAY),
+    {NULL, ESP_SHAPE_ANY, 0},
+};
+static const struct esp_path int8x2_paths[] = {
+    STRIP_TILES(ESP_SHAPE_PACKED, ""),
+    STRIP_TILES(ESP_SHAPE_STORED, ON_THE_WAY),
+    {NULL, ESP_SHAPE_ANY, 0},
+};
+
+/* Rows of the next tile where n are left. */
 static uint32_t tile_rows(const struct strip_call *c, uint32_t n)
 {
-    return n >= c->tile ? c->tile : at_most(n, TILE_ROWS / 2);
+    return esp_path_of(c->paths, c->w->packed ? ESP_SHAPE_PACKED : ESP_SHAPE_STORED, n)->rows;
 }
 
 /* acc [n_row][STRIP], outputs from o on. */
@@ -536,7 +563,7 @@ V_INLINE void strip_product(int terms, const struct esp_weight *w, const void *a
     c->w = w;
     c->f = format_of(w);
     c->rows = c->f->rows[terms - 1];
-    c->tile = TILE_ROWS / (uint32_t)terms;
+    c->paths = terms == 1 ? int8_paths : int8x2_paths;
     c->run = (struct strip_run){.act = act,
                                 .act_bytes = int_bytes(w->n_in, w->group, terms),
                                 .pad = pad_to(n_group, VW),
@@ -564,9 +591,9 @@ static void int8x2_product(const struct esp_weight *w, const void *act, uint32_t
 void esp_affine_int_init_avx512vnni(struct esp_kernels *k)
 {
     for (int f = ESP_FORMAT_AFFINE2; f <= ESP_FORMAT_AFFINE8; f++) {
-        k->linear[f][ESP_ACT_INT8] =
-            (struct esp_linear){int8_bytes, int8_prepare, int8_product, strip_pack_bytes, strip_pack};
-        k->linear[f][ESP_ACT_INT8X2] =
-            (struct esp_linear){int8x2_bytes, int8x2_prepare, int8x2_product, strip_pack_bytes, strip_pack};
+        k->linear[f][ESP_ACT_INT8] = (struct esp_linear){int8_bytes,       int8_prepare, int8_product,
+                                                         strip_pack_bytes, strip_pack,   int8_paths};
+        k->linear[f][ESP_ACT_INT8X2] = (struct esp_linear){int8x2_bytes,     int8x2_prepare, int8x2_product,
+                                                           strip_pack_bytes, strip_pack,     int8x2_paths};
     }
 }

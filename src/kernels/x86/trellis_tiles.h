@@ -356,7 +356,7 @@ static void turned(const struct t_decoder *d, const struct t_call *c, uint32_t o
 
 #endif
 
-static void many1(int ints, const struct t_decoder *d, const struct t_call *c)
+static void many1(int ints, int turns, const struct t_decoder *d, const struct t_call *c)
 {
     const size_t size = T_BLOCK * (ints ? sizeof(int16_t) : sizeof(float));
     uint8_t values[T_OUTS * T_BLOCK * sizeof(float)] __attribute__((aligned(64)));
@@ -364,9 +364,10 @@ static void many1(int ints, const struct t_decoder *d, const struct t_call *c)
     uint32_t o = c->o0;
 
 #if T_ROWS > 2
-    for (; ints && c->n_row > T_ROWS && c->o1 - o >= T_CHUNK_COLS; o += T_CHUNK_COLS)
+    for (; turns && c->o1 - o >= T_CHUNK_COLS; o += T_CHUNK_COLS)
         turned(d, c, o);
 #endif
+    (void)turns;
     for (; o < c->o1; o += T_OUTS) {
         const uint32_t n = c->o1 - o < T_OUTS ? c->o1 - o : T_OUTS;
 
@@ -381,6 +382,34 @@ static void many1(int ints, const struct t_decoder *d, const struct t_call *c)
 
 /* ---- the table's entries ---- */
 
+enum t_path {
+    T_ONE1,
+    T_MANY1,
+    T_ONE0,
+    T_MANY0,
+#if T_ROWS > 2
+    T_TURNED,
+#endif
+    T_PATHS
+};
+
+static const struct esp_path t_int_paths[] = {
+    [T_ONE1] = {"bytes of hashes times activations, four outputs", ESP_SHAPE_AXIS1, 1},
+    [T_MANY1] = {"values by block, tiles of four outputs", ESP_SHAPE_AXIS1, 2},
+#if T_ROWS > 2
+    [T_TURNED] = {"values by block, turned, an output a lane", ESP_SHAPE_AXIS1, T_ROWS + 1},
+#endif
+    [T_ONE0] = {"bytes of hashes times activations, an output a lane", ESP_SHAPE_AXIS0, 1},
+    [T_MANY0] = {"values by strip, an output a lane", ESP_SHAPE_AXIS0, 2},
+    [T_PATHS] = {NULL, ESP_SHAPE_ANY, 0},
+};
+
+static const struct esp_path t_float_paths[] = {
+    {"values by block in f32, tiles of four outputs", ESP_SHAPE_AXIS1, 1},
+    {"values by strip in f32, an output a lane", ESP_SHAPE_AXIS0, 1},
+    {NULL, ESP_SHAPE_ANY, 0},
+};
+
 static void t_product_int(const struct esp_weight *w, const void *act, uint32_t n_row, uint32_t o0,
                           uint32_t o1, float *y, size_t ldy)
 {
@@ -388,10 +417,27 @@ static void t_product_int(const struct esp_weight *w, const void *act, uint32_t 
     const struct t_decoder *d = t_decoder_of(k);
     const struct t_call c = {w, act, t_int_bytes(w->n_in, 0), n_row, o0, o1, y, ldy, window_of(k), k};
 
-    if (n_row == 1)
-        (w->axis ? d->one1 : d->one0)(&c);
-    else
-        (w->axis ? many1 : many0)(1, d, &c);
+    if (n_row == 0)
+        return;
+    switch (esp_path_of(t_int_paths, w->axis ? ESP_SHAPE_AXIS1 : ESP_SHAPE_AXIS0, n_row) - t_int_paths) {
+    case T_ONE1:
+        d->one1(&c);
+        break;
+    case T_MANY1:
+        many1(1, 0, d, &c);
+        break;
+#if T_ROWS > 2
+    case T_TURNED:
+        many1(1, 1, d, &c);
+        break;
+#endif
+    case T_ONE0:
+        d->one0(&c);
+        break;
+    default:
+        many0(1, d, &c);
+        break;
+    }
 }
 
 static void t_product_float(const struct esp_weight *w, const void *act, uint32_t n_row, uint32_t o0,
@@ -401,20 +447,23 @@ static void t_product_float(const struct esp_weight *w, const void *act, uint32_
     const struct t_decoder *d = t_decoder_of(k);
     const struct t_call c = {w, act, t_float_bytes(w->n_in, 0), n_row, o0, o1, y, ldy, window_of(k), k};
 
-    (w->axis ? many1 : many0)(0, d, &c);
+    if (w->axis)
+        many1(0, 0, d, &c);
+    else
+        many0(0, d, &c);
 }
 
 static void trellis_init(struct esp_kernels *k)
 {
     for (int f = ESP_FORMAT_TRELLIS1; f <= ESP_FORMAT_TRELLIS8; f++) {
         k->linear[f][ESP_ACT_F32] =
-            (struct esp_linear){t_float_bytes, t_prepare_f32, t_product_float, NULL, NULL};
+            (struct esp_linear){t_float_bytes, t_prepare_f32, t_product_float, NULL, NULL, t_float_paths};
         k->linear[f][ESP_ACT_BF16] =
-            (struct esp_linear){t_float_bytes, t_prepare_bf16, t_product_float, NULL, NULL};
+            (struct esp_linear){t_float_bytes, t_prepare_bf16, t_product_float, NULL, NULL, t_float_paths};
         k->linear[f][ESP_ACT_INT8X2] =
-            (struct esp_linear){t_int_bytes, t_prepare_int8x2, t_product_int, NULL, NULL};
+            (struct esp_linear){t_int_bytes, t_prepare_int8x2, t_product_int, NULL, NULL, t_int_paths};
         k->linear[f][ESP_ACT_INT8] =
-            (struct esp_linear){t_int_bytes, t_prepare_int8, t_product_int, NULL, NULL};
+            (struct esp_linear){t_int_bytes, t_prepare_int8, t_product_int, NULL, NULL, t_int_paths};
     }
 }
 
