@@ -18,7 +18,7 @@
 #include "base/mem.h"
 #include "serve/serve.h"
 
-#include "program/machine.h"
+#include "program/fit.h"
 #include "program/output.h"
 #include "program/running.h"
 #include "program/session.h"
@@ -31,7 +31,9 @@ struct serving {
     struct esp_session session;
     struct esp_serve_opts o;
     esp_memory_plan plan;
-    char *config; /* text of the configuration file */
+    uint64_t budget;
+    json_t *report; /* of memory, for GET /fit; NULL: none */
+    char *config;   /* text of the configuration file */
     char id[256];
     char fingerprint[64];
     char url[300];
@@ -119,6 +121,7 @@ static esp_status take_network(struct serving *s, esp_error *err)
     for (size_t i = 0; i < v[OPT_ADAPTER].n && i < ESP_SERVE_MAX_NAMES; i++)
         o->adapters[o->n_adapter++] = v[OPT_ADAPTER].list[i];
     o->adapter_dir = v[OPT_ADAPTER_DIR].s;
+    o->slot_dir = v[OPT_SLOT_SAVE_PATH].s;
     ESP_TRY(take_list(s, OPT_ALIAS, o->aliases, ESP_SERVE_MAX_NAMES, &o->n_alias, err));
     o->port = (uint16_t)v[OPT_PORT].i;
     o->api_prefix = v[OPT_API_PREFIX].s;
@@ -207,7 +210,7 @@ static esp_status fit(struct serving *s, esp_error *err)
     esp_engine_opts *e = &s->session.engine_opts;
     const uint32_t rows = (uint32_t)v[OPT_PARALLEL].i, most = s->session.info.context;
     uint32_t context = e->context ? e->context : most < 32768 ? most : 32768;
-    const uint64_t budget = budget_of(&v[OPT_MEMORY_BUDGET]);
+    const uint64_t budget = s->budget = budget_of(&v[OPT_MEMORY_BUDGET]);
     uint64_t kv = in_pages(context) * rows;
     char need[32], have[32];
 
@@ -274,6 +277,22 @@ static void make_fingerprint(struct serving *s)
 
 /* ---- called by the server ---- */
 
+/* The report of what was just planned; without it GET /fit says that there is none. */
+static void make_report(struct serving *s)
+{
+    struct esp_fit f = {.session = &s->session,
+                        .plan = s->plan,
+                        .ctx = s->session.engine_opts.context,
+                        .rows = s->session.engine_opts.rows,
+                        .budget = s->budget};
+
+    esp_machine_read(&f.machine);
+    if (esp_fit_search(&f, NULL) == ESP_OK)
+        s->report = esp_fit_document(&f);
+    if (s->report)
+        json_object_set_new(s->report, "schema", json_string("espalier.fit.v1"));
+}
+
 static esp_status load(void *user, struct esp_serve_engine *out, esp_error *err)
 {
     struct serving *s = user;
@@ -282,13 +301,23 @@ static esp_status load(void *user, struct esp_serve_engine *out, esp_error *err)
     ESP_TRY(engine_opts(s, err));
     ESP_TRY(esp_session_engine(&s->session, err));
     make_fingerprint(s);
+    make_report(s);
     *out = (struct esp_serve_engine){.model = s->session.model,
                                      .engine = s->session.engine,
                                      .context = s->session.engine_opts.context,
                                      .rows = s->session.engine_opts.rows,
                                      .queue = s->session.engine_opts.queue,
-                                     .kv_tokens = s->session.engine_opts.kv_tokens};
+                                     .kv_tokens = s->session.engine_opts.kv_tokens,
+                                     .plan = s->plan,
+                                     .budget = s->budget};
     return ESP_OK;
+}
+
+static json_t *fit_report(void *user)
+{
+    struct serving *s = user;
+
+    return json_incref(s->report);
 }
 
 static unsigned poll_signals(void *user)
@@ -503,6 +532,7 @@ static int run(struct serving *s, struct esp_options *o)
     s->o.poll = poll_signals;
     s->o.listening = listening;
     s->o.ready = ready;
+    s->o.fit = fit_report;
     s->o.log = log_line;
     s->o.kv = o->v[OPT_KV].s;
     s->o.fingerprint = s->fingerprint;
@@ -532,6 +562,7 @@ int esp_verb_serve(const struct esp_options *o)
         code = run(s, with_file);
         esp_session_close(&s->session);
         esp_free(s->config);
+        json_decref(s->report);
     }
     free(with_file);
     free(s);
