@@ -42,13 +42,12 @@ static json_t *entry_of(const struct esp_server *s, esp_token id, float logprob)
     return v;
 }
 
-static json_t *row_of(const struct esp_choice *c, const struct esp_service_event *x)
+json_t *esp_logprob_row(const struct esp_job *j, const struct esp_service_event *x)
 {
-    const struct esp_gen *g = c->job->gen;
-    json_t *v = entry_of(c->job->s, x->token, x->logprob), *top = json_array();
+    json_t *v = entry_of(j->s, x->token, x->logprob), *top = json_array();
 
-    for (uint32_t i = 0; i < x->n_top && i < g->top; i++)
-        json_array_append_new(top, entry_of(c->job->s, x->top[i].token, x->top[i].logprob));
+    for (uint32_t i = 0; i < x->n_top && i < j->gen->top; i++)
+        json_array_append_new(top, entry_of(j->s, x->top[i].token, x->top[i].logprob));
     if (v)
         json_object_set_new(v, "top_logprobs", top);
     else
@@ -347,7 +346,7 @@ void esp_choice_token(struct esp_choice *c, const struct esp_service_event *x)
     if (reasoning)
         c->n_reasoning++;
     if (c->job->gen->logprobs)
-        add_row(c, row_of(c, x));
+        add_row(c, esp_logprob_row(c->job, x));
     esp_strbuf_init(&piece, 8 * ESP_LIMIT_TOKEN_BYTES);
     esp_detok_push(&c->detok, (uint32_t)x->token, &piece, NULL);
     esp_choice_feed(c, esp_strbuf_str(&piece), piece.len);
@@ -465,6 +464,7 @@ bool esp_choice_init(struct esp_choice *c, struct esp_job *j, uint32_t index, ui
 
     c->job = j;
     c->index = index;
+    c->slot = -1;
     c->stop_string = -1;
     c->stop_token = -1;
     c->left = limit;

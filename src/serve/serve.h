@@ -11,6 +11,7 @@
 #ifndef ESP_SERVE_SERVE_H
 #define ESP_SERVE_SERVE_H
 
+#include <jansson.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -34,6 +35,8 @@ struct esp_serve_engine { /* what load made */
     esp_engine *engine;
     uint32_t context, rows, queue; /* as the engine was opened with, defaults resolved */
     uint64_t kv_tokens;
+    esp_memory_plan plan; /* as the engine was opened; zeros: not known */
+    uint64_t budget;      /* bytes that the plan kept to; 0: no bound */
 };
 
 struct esp_serve_opts {
@@ -92,6 +95,7 @@ struct esp_serve_opts {
     esp_status (*load)(void *user, struct esp_serve_engine *out, esp_error *err);
     double (*load_progress)(void *user); /* any thread; 0 to 1 */
     unsigned (*poll)(void *user);        /* ten times a second, on the loop: esp_serve_poll, or-ed */
+    json_t *(*fit)(void *user);          /* GET /fit: a new object; NULL: there is none */
     void (*listening)(void *user, const char *url);
     void (*ready)(void *user);
     void (*log)(void *user, const char *line); /* one line, without its end */
