@@ -23,8 +23,7 @@
 #include "program/running.h"
 #include "program/session.h"
 
-enum { MIN_CONTEXT = 4096, MAX_CONFIG = 1 << 20, MIN_SEQS = 16, PAGE = 256, MAX_CHECKPOINTS = 256 };
-#define HOST_MARGIN (UINT64_C(2) << 30) /* left to the system and the tokenizer's caches */
+enum { MAX_CONFIG = 1 << 20, MIN_SEQS = 16, PAGE = 256, MAX_CHECKPOINTS = 256 };
 
 struct serving {
     const struct esp_options *opt;
@@ -101,6 +100,14 @@ static void take_answers(struct esp_serve_opts *o, const struct esp_opt_value *v
     o->stable_history = v[OPT_HISTORY].i == 1;
     o->text_in_thinking = v[OPT_TOOL_IN_THINKING].i == 1;
     o->late_system_error = v[OPT_LATE_SYSTEM].i == 1;
+    o->late_system_user = v[OPT_LATE_SYSTEM].i == 0;
+    o->budget_message = v[OPT_BUDGET_MESSAGE].s;
+    o->answer_reserve = (uint32_t)v[OPT_ANSWER_RESERVE].i;
+    o->reasoning_field = (enum esp_serve_reasoning)v[OPT_REASONING_FIELD].i;
+    o->strict_tools = v[OPT_TOOL_GRAMMAR].i == 1;
+    o->replay_ttl = v[OPT_REPLAY_TTL].f;
+    o->replay_dir = v[OPT_CACHE_DIR].s;
+    o->cache_debug = v[OPT_CACHE_DEBUG].on;
     o->keep_attribution = !v[OPT_STRIP_ATTRIBUTION].on;
     o->response_bytes = v[OPT_RESPONSE_STORE].size;
     o->response_ttl = v[OPT_RESPONSE_TTL].f;
@@ -110,11 +117,61 @@ static void take_answers(struct esp_serve_opts *o, const struct esp_opt_value *v
     o->strict_max_tokens = v[OPT_STRICT_MAX_TOKENS].on;
 }
 
+/* "WORD=N,..." into the budgets by effort. */
+static esp_status take_efforts(struct esp_serve_opts *o, const char *text, esp_error *err)
+{
+    static const char *const words[ESP_SERVE_EFFORTS] = {"minimal", "low", "medium", "high", "xhigh", "max"};
+
+    for (size_t i = 0; i < ESP_SERVE_EFFORTS; i++)
+        o->effort_budgets[i] = -1;
+    while (*text) {
+        const size_t len = strcspn(text, ","), word = strcspn(text, "=");
+        char *end = NULL;
+        size_t i = 0;
+        long n;
+
+        while (i < ESP_SERVE_EFFORTS && (strlen(words[i]) != word || strncmp(words[i], text, word) != 0))
+            i++;
+        n = word < len ? strtol(text + word + 1, &end, 10) : 0;
+        if (i == ESP_SERVE_EFFORTS || word >= len || end != text + len || n < -1 || n > INT32_MAX)
+            return esp_fail(
+                err, ESP_EINVAL,
+                "--effort-budgets: '%.*s'; WORD=N with minimal, low, medium, high, xhigh or max and a "
+                "number of tokens is accepted",
+                (int)len, text);
+        o->effort_budgets[i] = n;
+        text += len + (text[len] == ',');
+    }
+    return ESP_OK;
+}
+
+static esp_status take_families(struct esp_serve_opts *o, const char *text, esp_error *err)
+{
+    static const char *const names[] = {"vllm", "llamacpp", "espalier"};
+
+    while (*text) {
+        const size_t len = strcspn(text, ",");
+        unsigned i = 0;
+
+        while (i < 3 && (strlen(names[i]) != len || strncmp(names[i], text, len) != 0))
+            i++;
+        if (i == 3)
+            return esp_fail(err, ESP_EINVAL,
+                            "--metrics-names: '%.*s'; vllm, llamacpp and espalier are accepted", (int)len,
+                            text);
+        o->metrics_names |= 1u << i;
+        text += len + (text[len] == ',');
+    }
+    return ESP_OK;
+}
+
 static esp_status take_network(struct serving *s, esp_error *err)
 {
     struct esp_serve_opts *o = &s->o;
     const struct esp_opt_value *v = s->opt->v;
 
+    ESP_TRY(take_efforts(o, v[OPT_EFFORT_BUDGETS].s, err));
+    ESP_TRY(take_families(o, v[OPT_METRICS_NAMES].s, err));
     ESP_TRY(take_list(s, OPT_HOST, o->hosts, ESP_SERVE_MAX_HOSTS, &o->n_host, err));
     ESP_TRY(take_list(s, OPT_ALLOWED_HOSTS, o->allowed_hosts, ESP_SERVE_MAX_NAMES, &o->n_allowed_host, err));
     ESP_TRY(take_list(s, OPT_CORS_ORIGINS, o->cors_origins, ESP_SERVE_MAX_NAMES, &o->n_cors, err));
@@ -184,15 +241,16 @@ static esp_status plan(struct serving *s, uint32_t context, uint64_t kv_tokens, 
     return esp_engine_plan(s->session.model, &s->session.engine_opts, &s->plan, err);
 }
 
-static uint64_t budget_of(const struct esp_opt_value *flag)
+/* What may be used: as said, or what is free but for a margin that is left to the system. */
+static uint64_t budget_of(const struct esp_opt_value *v)
 {
+    const uint64_t margin = v[OPT_FIT_MARGIN].size;
     struct esp_machine machine;
 
-    if (flag->given)
-        return flag->size;
+    if (v[OPT_MEMORY_BUDGET].given)
+        return v[OPT_MEMORY_BUDGET].size;
     esp_machine_read(&machine);
-    return machine.ram_available > 2 * HOST_MARGIN ? machine.ram_available - HOST_MARGIN
-                                                   : machine.ram_available;
+    return machine.ram_available / 2 > margin ? machine.ram_available - margin : machine.ram_available;
 }
 
 static uint64_t in_pages(uint64_t tokens)
@@ -202,15 +260,16 @@ static uint64_t in_pages(uint64_t tokens)
 
 /*
  * Rows, context and pages that fit: every row with a full context if memory allows, else fewer pages, shared
- * by need; and when not even one context fits, a shorter one, down to MIN_CONTEXT.
+ * by need; and when not even one context fits, a shorter one, down to --min-ctx.
  */
 static esp_status fit(struct serving *s, esp_error *err)
 {
     const struct esp_opt_value *v = s->opt->v;
     esp_engine_opts *e = &s->session.engine_opts;
     const uint32_t rows = (uint32_t)v[OPT_PARALLEL].i, most = s->session.info.context;
+    const uint32_t least = (uint32_t)v[OPT_MIN_CTX].i;
     uint32_t context = e->context ? e->context : most < 32768 ? most : 32768;
-    const uint64_t budget = s->budget = budget_of(&v[OPT_MEMORY_BUDGET]);
+    const uint64_t budget = s->budget = budget_of(v);
     uint64_t kv = in_pages(context) * rows;
     char need[32], have[32];
 
@@ -224,8 +283,8 @@ static esp_status fit(struct serving *s, esp_error *err)
             kv = in_pages(context);
         ESP_TRY(plan(s, context, kv, err));
     }
-    while (s->plan.total > budget && !v[OPT_CTX].given && context > MIN_CONTEXT) {
-        context = context / 2 > MIN_CONTEXT ? context / 2 : MIN_CONTEXT;
+    while (s->plan.total > budget && !v[OPT_CTX].given && context > least) {
+        context = context / 2 > least ? context / 2 : least;
         ESP_TRY(plan(s, context, in_pages(context), err));
     }
     if (s->plan.total <= budget)
@@ -379,6 +438,13 @@ static void ready(void *user)
     const struct serving *s = user;
 
     print_ready(s);
+    if (s->opt->v[OPT_READY_FD].given) {
+        const int fd = (int)s->opt->v[OPT_READY_FD].i;
+
+        if (write(fd, "ready\n", 6) != 6)
+            esp_say_warn("--ready-fd %d: nothing can be written there", fd);
+        close(fd);
+    }
     esp_running_add(json_pack("{s:s,s:s,s:I,s:I}", "url", s->url, "model", s->o.model_id, "context",
                               (json_int_t)s->session.engine_opts.context, "rows",
                               (json_int_t)s->session.engine_opts.rows));

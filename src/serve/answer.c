@@ -71,10 +71,16 @@ json_t *esp_timings_json(const struct esp_job *j)
 
 const char *esp_cache_reason(const struct esp_job *j)
 {
+    enum {
+        SURE = 64
+    }; /* tokens in common that no two texts have by chance: a template's beginning is shorter */
+
     if (j->gen->no_cache || j->gen->score)
         return "disabled";
+    if (j->n_cached == 0 && j->n_matched > 0)
+        return "no_checkpoint_before_divergence";
     if (j->n_cached == 0)
-        return j->n_matched > 0 ? "no_checkpoint_before_divergence" : "cold";
+        return j->agreed >= SURE ? "evicted" : j->adapter_differs ? "adapter_differs" : "cold";
     return j->n_cached + 1 >= j->prompt.n ? "full_hit" : "partial_hit";
 }
 
@@ -89,16 +95,22 @@ json_t *esp_ext_json(const struct esp_job *j)
 {
     const struct esp_gen *g = j->gen;
 
+    json_t *v;
+
     if (j->timed_out)
         esp_gen_warn(j->gen, "timeout");
-    return json_pack(
-        "{s:I,s:o,s:O,s:O,s:o,s:{s:I,s:I,s:I,s:s,s:s}}", "seed", (json_int_t)g->sampling.seed, "adapter",
-        g->adapter[0] ? json_string(g->adapter) : json_null(), "ignored", g->ignored, "warnings", g->warnings,
-        "max_tokens_clamped_to", g->clamped_to >= 0 ? json_integer(g->clamped_to) : json_null(), "cache",
-        "matched_tokens", (json_int_t)(j->n_matched > j->n_cached ? j->n_matched : j->n_cached),
-        "reused_tokens", (json_int_t)j->n_cached, "checkpoint_at", (json_int_t)j->n_cached, "tier",
-        j->n_cached == 0 ? "none"
-        : j->from_file   ? "disk"
-                         : "ram",
-        "reason", esp_cache_reason(j));
+    v = json_pack("{s:I,s:o,s:O,s:O,s:o,s:{s:I,s:I,s:I,s:s,s:s}}", "seed", (json_int_t)g->sampling.seed,
+                  "adapter", g->adapter[0] ? json_string(g->adapter) : json_null(), "ignored", g->ignored,
+                  "warnings", g->warnings, "max_tokens_clamped_to",
+                  g->clamped_to >= 0 ? json_integer(g->clamped_to) : json_null(), "cache", "matched_tokens",
+                  (json_int_t)(j->n_matched > j->n_cached ? j->n_matched : j->n_cached), "reused_tokens",
+                  (json_int_t)j->n_cached, "checkpoint_at", (json_int_t)j->n_cached, "tier",
+                  j->n_cached == 0 ? "none"
+                  : j->from_file   ? "disk"
+                                   : "ram",
+                  "reason", esp_cache_reason(j));
+    if (g->debug_cache)
+        json_object_set_new(json_object_get(v, "cache"), "divergence",
+                            j->divergence ? json_incref(j->divergence) : json_null());
+    return v;
 }

@@ -79,7 +79,15 @@ static void send_delta(struct esp_choice *c, json_t *delta, json_t *rows)
     esp_sse_data(c->job->call, NULL, chunk(c->job, choice));
 }
 
-static const char *const reasoning_names[] = {"reasoning_content", "reasoning"};
+/* The reasoning under the names that the server was told to use; text is released. */
+static void set_reasoning(const struct esp_server *s, json_t *v, json_t *text)
+{
+    if (s->o.reasoning_field != ESP_REASONING_PLAIN)
+        json_object_set(v, "reasoning_content", text);
+    if (s->o.reasoning_field != ESP_REASONING_CONTENT)
+        json_object_set(v, "reasoning", text);
+    json_decref(text);
+}
 
 static void on_text(struct esp_choice *c, enum esp_turn_what what, const char *s, size_t len)
 {
@@ -92,7 +100,8 @@ static void on_text(struct esp_choice *c, enum esp_turn_what what, const char *s
         delta = json_pack("{s:o}", "content", esp_text_json(s, len));
         send_delta(c, delta, esp_choice_rows(c, false));
     } else if (a->p.include_reasoning) {
-        delta = json_pack("{s:o}", reasoning_names[0], esp_text_json(s, len));
+        delta = json_object();
+        set_reasoning(c->job->s, delta, esp_text_json(s, len));
         send_delta(c, delta, NULL);
     }
 }
@@ -186,8 +195,7 @@ static json_t *choice_json(struct esp_choice *c)
     message = json_pack("{s:s,s:o}", "role", "assistant", "content",
                         none ? json_null() : esp_text_json(esp_strbuf_str(&c->content), c->content.len));
     if (c->reasoning.len && a->p.include_reasoning)
-        json_object_set_new(message, reasoning_names[0],
-                            esp_text_json(esp_strbuf_str(&c->reasoning), c->reasoning.len));
+        set_reasoning(c->job->s, message, esp_text_json(esp_strbuf_str(&c->reasoning), c->reasoning.len));
     if (json_array_size(calls))
         json_object_set(message, "tool_calls", calls);
     json_decref(calls);

@@ -275,7 +275,7 @@ static void check_stop(struct esp_choice *c)
 const char esp_budget_message[] =
     "\n\nConsidering the limited time by the user, I have to give the solution based on the "
     "thinking directly now.\n";
-enum { MAX_GRACE = 64, MIN_RESERVED = 64, ANSWER_RESERVE = 256 };
+enum { MAX_GRACE = 64, MIN_RESERVED = 64 };
 
 /* Stop the run; it goes on behind the tokens so far and this text. */
 static void resume_with(struct esp_choice *c, const char *a, const char *b)
@@ -316,7 +316,8 @@ static void check_thinking(struct esp_choice *c, const struct esp_strbuf *piece)
     if (esp_turn_in_reasoning(c->turn)) {
         if (!thought_enough(c, piece))
             return;
-        resume_with(c, esp_budget_message, "</think>\n\n");
+        resume_with(c, c->job->s->o.budget_message ? c->job->s->o.budget_message : esp_budget_message,
+                    "</think>\n\n");
         esp_strbuf_puts(&c->inject, forced);
     } else if (forced[0] && !esp_turn_in_call(c->turn) && c->n_call == 0) {
         resume_with(c, "\n\n", forced);
@@ -437,7 +438,7 @@ void esp_choice_free(struct esp_choice *c)
 /* Tokens after which thinking ends: the budget, and never so many that no room is left for an answer. */
 static int64_t think_bound(const struct esp_job_opts *o, uint64_t limit)
 {
-    const uint64_t reserve = limit / 2 < ANSWER_RESERVE ? limit / 2 : ANSWER_RESERVE;
+    const uint64_t most = o->call->s->o.answer_reserve, reserve = limit / 2 < most ? limit / 2 : most;
     int64_t bound = o->think_budget;
 
     if (!o->thinking)

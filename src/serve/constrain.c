@@ -238,7 +238,7 @@ void esp_constrain_compile(const struct esp_constrain_ask *ask)
     const struct esp_chat_params *p = ask->p;
     const bool calls = p && p->tools && p->tool_choice != ESP_TOOLS_NONE,
                forced = calls && p->tool_choice != ESP_TOOLS_AUTO;
-    struct esp_grammar_source src = {.form = ESP_FORM_FREE};
+    struct esp_grammar_source src = {.form = ESP_FORM_FREE, .strict = ask->s->o.strict_tools};
     struct asking *x;
 
     if (!calls && ask->gen->form == ESP_FORM_FREE) {

@@ -121,7 +121,7 @@ static esp_status take_choice(struct parts *p, const json_t *list, esp_error *er
     return ESP_OK;
 }
 
-static esp_status take_tools(struct parts *p, const json_t *list, esp_error *err)
+static esp_status take_tools(struct parts *p, const json_t *list, bool strict, esp_error *err)
 {
     const size_t n = json_array_size(list);
 
@@ -134,7 +134,7 @@ static esp_status take_tools(struct parts *p, const json_t *list, esp_error *err
 
         p->tool[i] = (struct esp_tool){.name = json_string_value(json_object_get(f, "name")),
                                        .parameters = json_is_object(parameters) ? parameters : NULL,
-                                       .strict = json_is_true(json_object_get(f, "strict"))};
+                                       .strict = strict || json_is_true(json_object_get(f, "strict"))};
     }
     p->calls.tool = p->tool;
     p->calls.n = n;
@@ -156,7 +156,7 @@ static esp_status compile_form(struct esp_grammar **out, const struct esp_vocab 
     }
 }
 
-/* source: [form, flags, value, tool_flags, tools] */
+/* source: [form, flags, value, tool_flags, tools, strict] */
 static esp_status compile(struct esp_grammar **out, const struct esp_vocab *v, const json_t *source,
                           esp_error *err)
 {
@@ -177,7 +177,7 @@ static esp_status compile(struct esp_grammar **out, const struct esp_vocab *v, c
     if (form == ESP_FORM_CHOICE)
         s = take_choice(&p, value, err);
     if (s == ESP_OK && json_is_array(tools))
-        s = take_tools(&p, tools, err);
+        s = take_tools(&p, tools, json_is_true(json_array_get(source, 5)), err);
     if (s == ESP_OK && !p.tool)
         s = compile_form(out, v, &p.form, err);
     else if (s == ESP_OK && form == ESP_FORM_FREE)
@@ -298,8 +298,8 @@ void esp_grammars_stop(struct esp_grammars *g)
 
 static char *key_of(const struct esp_grammar_source *src)
 {
-    json_t *v = json_pack("[i,i,O?,i,O?]", (int)src->form, (int)src->flags, src->value, (int)src->tool_flags,
-                          src->tools);
+    json_t *v = json_pack("[i,i,O?,i,O?,b]", (int)src->form, (int)src->flags, src->value,
+                          (int)src->tool_flags, src->tools, src->strict);
     struct esp_strbuf b;
 
     esp_strbuf_init(&b, MAX_SOURCE);

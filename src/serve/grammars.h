@@ -18,6 +18,7 @@ struct esp_grammar_source {
     const json_t *value;
     const json_t *tools; /* calls of these (OpenAI form), or in place of the form; NULL: none */
     unsigned tool_flags;
+    bool strict; /* all of the tools */
 };
 
 /* n_max are kept. */

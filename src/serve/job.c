@@ -16,6 +16,7 @@
 
 #include "serve/adapters.h"
 #include "serve/constrain.h"
+#include "serve/diagnose.h"
 #include "serve/slots.h"
 
 static void free_job(struct esp_job *j)
@@ -23,6 +24,7 @@ static void free_job(struct esp_job *j)
     for (uint32_t i = 0; i < j->n; i++)
         esp_choice_free(&j->choices[i]);
     esp_ids_free(&j->prompt);
+    json_decref(j->divergence);
     esp_api_error_clear(&j->e);
     esp_free(j);
 }
@@ -399,13 +401,17 @@ static void end_run(struct esp_choice *c, const struct esp_service_event *x)
 static void take_prompt(struct esp_job *j, const struct esp_service_event *x)
 {
     if (x->what == ESP_SERVICE_PROGRESS) {
-        if (!j->ns)
+        const bool first = !j->ns;
+
+        if (first)
             esp_slots_prompt(j, x);
         j->n_cached = x->usage.cached_tokens;
         j->processed = x->processed;
         j->n_matched = x->matched;
         j->from_file = x->from_file;
         j->ns = x->ns;
+        if (first)
+            esp_diagnose(j);
     }
     if (!j->call->r || j->cancelled)
         return;
@@ -465,6 +471,8 @@ bool esp_job_start(struct esp_job **out, const struct esp_job_opts *o, uint64_t 
     if (o->forced)
         snprintf(j->forced, sizeof j->forced, "%s", o->forced);
     j->in_prompt = !o->thinking;
+    j->nearest = -1;
+    j->has_tools = o->tools != NULL;
     j->n_pin = o->n_pin < ESP_MAX_PINS ? o->n_pin : ESP_MAX_PINS;
     if (j->n_pin)
         memcpy(j->pins, o->pins, j->n_pin * sizeof *j->pins);

@@ -67,6 +67,7 @@ struct esp_gen {
     bool form_strict, form_compact;
     struct esp_grammar *grammar; /* owned, or NULL */
     struct esp_matcher_opts match;
+    bool debug_cache;           /* ext.cache tells where texts part */
     bool progress;              /* a stream tells how far its prompt is */
     bool score;                 /* log-probabilities of the prompt as well */
     json_t *ignored, *warnings; /* arrays, owned */
@@ -161,6 +162,11 @@ struct esp_job {
     uint64_t n_cached;
     uint64_t processed, n_matched, ns; /* as esp_service_event has them; 0 until the prompt runs */
     bool from_file;
+    int nearest;          /* slot whose last text agrees longest with the prompt, -1: none ... */
+    size_t agreed;        /* ... in so many tokens */
+    bool adapter_differs; /* one agrees that ran with other adapters */
+    bool has_tools;
+    json_t *divergence; /* of that slot's text, as it was when the prompt began; NULL: none */
     struct esp_seq_pin pins[ESP_MAX_PINS]; /* [n_pin] positions that the client wants kept, ascending */
     uint32_t n_pin;
 };

@@ -5,6 +5,7 @@
  */
 #include "serve/metrics.h"
 
+#include <limits.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
@@ -24,8 +25,9 @@ const double esp_buckets_phase[] = {.3, .5, .8, 1,  1.5, 2,   2.5, 5,   10,   15
 const double esp_buckets_count[] = {1,    2,    5,   10,  20,  50,  100, 200, 500, 1000,
                                     2000, 5000, 1e4, 2e4, 5e4, 1e5, 2e5, 5e5, 1e6, 0};
 
-const char *const esp_cache_reasons[ESP_CACHE_REASONS] = {"full_hit", "partial_hit", "cold",
-                                                          "no_checkpoint_before_divergence", "disabled"};
+const char *const esp_cache_reasons[ESP_CACHE_REASONS] = {
+    "full_hit", "partial_hit",     "cold",    "no_checkpoint_before_divergence",
+    "evicted",  "adapter_differs", "disabled"};
 
 static const int statuses[ESP_MAX_STATUSES] = {200, 201, 202, 204, 400, 401, 403, 404, 405, 408, 409,
                                                413, 414, 415, 429, 431, 499, 500, 501, 503, 505, 529};
@@ -55,7 +57,18 @@ void esp_count_http(struct esp_metrics *m, int route, int status)
 struct page {
     struct esp_strbuf *out;
     const char *model;
+    unsigned families; /* esp_serve_metrics */
 };
+
+/* Whether a name's family was asked for. */
+static bool wanted(const struct page *p, const char *name)
+{
+    const unsigned family = *name == 'v'   ? ESP_METRICS_VLLM
+                            : *name == 'l' ? ESP_METRICS_LLAMACPP
+                                           : ESP_METRICS_OWN;
+
+    return p->families & family;
+}
 
 /* A label's value: quotes, backslashes and line ends are escaped. */
 static void label(struct esp_strbuf *out, const char *s)
@@ -72,11 +85,14 @@ static void label(struct esp_strbuf *out, const char *s)
 
 static void head(const struct page *p, const char *name, const char *type)
 {
-    esp_strbuf_printf(p->out, "# TYPE %s %s\n", name, type);
+    if (wanted(p, name))
+        esp_strbuf_printf(p->out, "# TYPE %s %s\n", name, type);
 }
 
 static void line(const struct page *p, const char *name, const char *key, const char *value, double x)
 {
+    if (!wanted(p, name))
+        return;
     esp_strbuf_printf(p->out, "%s{model_name=\"", name);
     label(p->out, p->model);
     if (key) {
@@ -89,6 +105,8 @@ static void line(const struct page *p, const char *name, const char *key, const 
 /* The same for the one device there is. */
 static void two(const struct page *p, const char *name, const char *key, const char *value, double x)
 {
+    if (!wanted(p, name))
+        return;
     esp_strbuf_printf(p->out, "%s{model_name=\"", name);
     label(p->out, p->model);
     esp_strbuf_printf(p->out, "\",device=\"host\",%s=\"%s\"} %.17g\n", key, value, x);
@@ -105,6 +123,8 @@ static void histogram(const struct page *p, const char *name, const struct esp_h
 {
     uint64_t below = 0;
 
+    if (!wanted(p, name))
+        return;
     head(p, name, "histogram");
     for (size_t i = 0;; i++) {
         esp_strbuf_printf(p->out, "%s_bucket{model_name=\"", name);
@@ -248,6 +268,8 @@ static void adapters(const struct page *p, const struct esp_server *s)
             snprintf(names + used, sizeof names - used, "%s%s", used ? "," : "", id);
     }
     json_decref(list);
+    if (!wanted(p, "vllm:lora_requests_info"))
+        return;
     head(p, "vllm:lora_requests_info", "gauge");
     esp_strbuf_puts(p->out, "vllm:lora_requests_info{model_name=\"");
     label(p->out, p->model);
@@ -273,6 +295,8 @@ static void errors(const struct page *p, const struct esp_server *s)
 
 static void http_counts(const struct page *p, const struct esp_metrics *m)
 {
+    if (!wanted(p, "espalier:http_requests_total"))
+        return;
     head(p, "espalier:http_requests_total", "counter");
     for (size_t r = 0; r < ESP_MAX_ROUTES; r++)
         for (size_t i = 0; i < ESP_MAX_STATUSES; i++) {
@@ -306,7 +330,7 @@ static void process(const struct page *p, const struct esp_server *s)
 void esp_metrics_write(struct esp_server *s, struct esp_strbuf *out)
 {
     const struct esp_metrics *m = &s->metrics;
-    const struct page p = {out, s->o.model_id};
+    const struct page p = {out, s->o.model_id, s->o.metrics_names ? s->o.metrics_names : UINT_MAX};
     esp_stats t;
 
     esp_service_stats(s->service, &t);

@@ -22,7 +22,7 @@ enum esp_finish_class { ESP_CLASS_STOP, ESP_CLASS_LENGTH, ESP_CLASS_ABORT, ESP_C
 enum esp_gone_phase { ESP_GONE_QUEUED, ESP_GONE_PREFILL, ESP_GONE_DECODE, ESP_GONE_PHASES };
 
 /* Why a prompt was cached or not: as ext.cache.reason has it. */
-enum { ESP_CACHE_REASONS = 5 };
+enum { ESP_CACHE_REASONS = 7 };
 extern const char *const esp_cache_reasons[ESP_CACHE_REASONS];
 
 struct esp_metrics {

@@ -25,8 +25,9 @@ struct esp_chat_params {
     json_t *kwargs;   /* owned object */
     enum esp_tool_choice tool_choice;
     char tool_name[136];
-    int thinking;   /* -1: not said, 0: off, 1: on */
-    int64_t budget; /* -1: none */
+    int thinking;                  /* -1: not said, 0: off, 1: on */
+    int64_t budget;                /* -1: none */
+    const int64_t *effort_budgets; /* the server's */
     bool no_generation_prompt, continue_final;
     bool include_reasoning, raw_reasoning;
     double keep_tools; /* seconds: cache_control of a tool; 0: none */

@@ -26,6 +26,7 @@ void esp_chat_init(struct esp_chat_params *p, const struct esp_server *s)
     p->kwargs = json_object();
     p->thinking = s->o.thinking == ESP_THINKING_MODEL ? -1 : s->o.thinking == ESP_THINKING_ON;
     p->budget = s->o.thinking_budget;
+    p->effort_budgets = s->o.effort_budgets;
     p->include_reasoning = true;
     if (s->o.stable_history)
         json_object_set_new(p->kwargs, "preserve_thinking", json_true());
@@ -42,14 +43,13 @@ void esp_chat_free(struct esp_chat_params *p)
 
 static void read_effort(struct esp_fields *f, const char *name, struct esp_chat_params *p)
 {
-    static const int64_t budgets[] = {0, 512, 2048, 8192, -1, -1, -1};
     int word = 0;
 
     if (!esp_field_word(f, name, "none|minimal|low|medium|high|xhigh|max", &word))
         return;
     p->thinking = word > 0;
-    if (word > 0 && budgets[word] > 0)
-        p->budget = budgets[word];
+    if (word > 0 && p->effort_budgets[word - 1] > 0)
+        p->budget = p->effort_budgets[word - 1];
 }
 
 static void read_thinking_object(struct esp_fields *f, struct esp_chat_params *p)
@@ -299,6 +299,12 @@ static bool add_message(json_t *list, const json_t *m, const char *role, json_t 
     }
     if (system && n && s->o.late_system_error)
         return esp_api_fail(e, "invalid_value", at, "%s: a system message must come first", at);
+    if (system && n && !s->o.late_system_user) {
+        if (strcmp(json_string_value(json_object_get(json_array_get(list, 0), "role")), "system") != 0)
+            json_array_insert_new(list, 0, json_pack("{s:s,s:s}", "role", "system", "content", ""));
+        merge_system(list, content);
+        return true;
+    }
     if (system && n)
         role = "user";
     copy = json_copy((json_t *)m); /* one level: what is inside is not changed */

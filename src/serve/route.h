@@ -46,6 +46,9 @@ void esp_cancel_response(struct esp_call *c);
 void esp_get_adapters(struct esp_call *c); /* adapters.c */
 void esp_post_adapters(struct esp_call *c);
 void esp_delete_adapter(struct esp_call *c);
+void esp_get_available(struct esp_call *c);
+void esp_load_lora(struct esp_call *c);
+void esp_unload_lora(struct esp_call *c);
 void esp_get_cache(struct esp_call *c); /* api_cache.c */
 void esp_post_cache_prewarm(struct esp_call *c);
 void esp_post_cache_save(struct esp_call *c);

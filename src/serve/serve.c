@@ -13,6 +13,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "base/hash.h"
 #include "base/limits.h"
 #include "base/mem.h"
 #include "engine/chat.h"
@@ -51,7 +52,10 @@ void esp_serve_defaults(struct esp_serve_opts *o)
     o->sse_ping = 5;
     o->sampling = (struct esp_serve_sampling){NAN, NAN, NAN, NAN, NAN, NAN, -2};
     o->thinking_budget = -1;
-    o->replay_entries = 10000;
+    o->replay_entries = 100000;
+    o->replay_ttl = 7 * 86400;
+    memcpy(o->effort_budgets, (const int64_t[]){512, 2048, 8192, -1, -1, -1}, sizeof o->effort_budgets);
+    o->answer_reserve = 256;
     o->replay_bytes = 64u << 20;
     o->response_bytes = 64u << 20;
     o->response_ttl = 3600;
@@ -97,6 +101,31 @@ static esp_token find_token(const struct esp_server *s, const char *text)
                                                                                            : -1;
 }
 
+/* Of all tokens: ids that were kept mean the same only where this is the same. */
+static uint64_t hash_tokens(const struct esp_server *s)
+{
+    const struct esp_tokenizer *t = esp_model_tokenizer(s->model);
+    uint64_t h = s->info.n_token;
+
+    for (uint32_t i = 0; i < s->info.n_token; i++) {
+        const char *bytes = "";
+        size_t len = 0;
+
+        esp_tokenizer_token_bytes(t, i, &bytes, &len);
+        h = esp_hash(bytes, len, h);
+    }
+    return h;
+}
+
+/* Turns of earlier runs. Without them the server is as good, only slower now and then. */
+static void read_turns(struct esp_server *s)
+{
+    esp_error err;
+
+    if (s->o.replay_dir && esp_replay_persist(s->replay, s->o.replay_dir, hash_tokens(s), &err) != ESP_OK)
+        esp_server_log(s, json_pack("{s:s,s:s}", "event", "kept turns not read", "error", err.message));
+}
+
 static esp_status start_service(struct esp_server *s, const struct esp_serve_engine *made, esp_error *err)
 {
     s->model = made->model;
@@ -116,6 +145,7 @@ static esp_status start_service(struct esp_server *s, const struct esp_serve_eng
         if (esp_token_is_end(s->model, (esp_token)i))
             s->ends[s->n_end++] = (esp_token)i;
     ESP_TRY(esp_slots_open(s, err));
+    read_turns(s);
     s->think = find_token(s, "<think>");
     s->tool_call = find_token(s, "<tool_call>");
     ESP_TRY(esp_service_open(&s->service, s->engine, NULL, err));
@@ -323,7 +353,7 @@ static esp_status open_server(struct esp_server *s, esp_error *err)
     if (!s->base || !s->recent || !s->errors)
         return esp_fail(err, ESP_ENOMEM, "no memory for the server");
     ESP_TRY(esp_keys_open(&s->keys, o->api_key, o->api_key_file, err));
-    ESP_TRY(esp_replay_open(&s->replay, o->replay_entries, o->replay_bytes, err));
+    ESP_TRY(esp_replay_open(&s->replay, o->replay_entries, o->replay_bytes, o->replay_ttl, err));
     ESP_TRY(esp_store_open(&s->store, o->response_dir, o->response_bytes, o->response_ttl, err));
     ESP_TRY(esp_background_open(&s->background, s->base, err));
     ESP_TRY(esp_http_open(&s->http, s->base, &http, err));
