@@ -238,21 +238,38 @@ void esp_mounts_read(struct esp_fields *f, struct esp_gen *g, const struct esp_s
         add_defaults(f, g, s);
 }
 
+static struct mounted *mounted_as(const struct esp_server *s, const esp_adapter *adapter)
+{
+    for (size_t i = 0; s->adapters && i < MAX_MOUNTED; i++)
+        if (s->adapters->v[i].adapter == adapter)
+            return &s->adapters->v[i];
+    return NULL;
+}
+
+void esp_mounts_hold(struct esp_server *s, const esp_adapter_use *v, uint32_t n, int by)
+{
+    for (uint32_t k = 0; k < n; k++) {
+        struct mounted *m = v[k].adapter ? mounted_as(s, v[k].adapter) : NULL;
+
+        if (!m)
+            continue;
+        m->refs = by > 0 ? m->refs + 1 : m->refs - 1;
+        if (m->leaving && m->refs == 0) {
+            esp_adapter_close(m->adapter);
+            m->adapter = NULL;
+        }
+    }
+}
+
 void esp_mounts_use(struct esp_server *s, const struct esp_gen *g, int by)
 {
-    for (uint32_t k = 0; k < g->n_adapter; k++)
-        for (size_t i = 0; i < MAX_MOUNTED; i++) {
-            struct mounted *m = &s->adapters->v[i];
+    for (uint32_t k = 0; by > 0 && k < g->n_adapter; k++) {
+        struct mounted *m = mounted_as(s, g->adapters[k].adapter);
 
-            if (m->adapter != g->adapters[k].adapter)
-                continue;
-            m->refs = by > 0 ? m->refs + 1 : m->refs - 1;
-            m->requests += by > 0;
-            if (m->leaving && m->refs == 0) {
-                esp_adapter_close(m->adapter);
-                m->adapter = NULL;
-            }
-        }
+        if (m)
+            m->requests++;
+    }
+    esp_mounts_hold(s, g->adapters, g->n_adapter, by);
 }
 
 /* ---- routes ---- */

@@ -51,11 +51,13 @@ struct task {
     json_t *entries;
     struct esp_text_file file;
     uint32_t n_dropped;
-    bool quarantined;
+    bool quarantined, held; /* held: the adapters */
 };
 
 static void free_task(struct task *t)
 {
+    if (t->held)
+        esp_mounts_hold(t->c->s, t->opts.adapters, t->opts.n_adapters, -1);
     esp_ids_free(&t->text);
     esp_free(t->path);
     esp_free(t->file.tokens);
@@ -360,6 +362,8 @@ static bool take_adapters(struct task *t)
     t->opts.n_adapters = g.n_adapter;
     snprintf(t->adapter, sizeof t->adapter, "%s", g.adapter);
     esp_gen_free(&g);
+    t->held = true;
+    esp_mounts_hold(c->s, t->opts.adapters, t->opts.n_adapters, 1);
     return !c->e.http;
 }
 

@@ -13,6 +13,7 @@
 #include "base/utf8.h"
 #include "engine/chat.h"
 
+#include "serve/adapters.h"
 #include "serve/constrain.h"
 #include "serve/params.h"
 #include "serve/route.h"
@@ -448,6 +449,7 @@ static void grammar_known(void *user)
     }
     if (c->e.http && !c->streaming)
         esp_reply_error(c);
+    esp_mounts_hold(c->s, a->gen.adapters, a->gen.n_adapter, -1);
     esp_call_job_ended(c);
 }
 
@@ -472,6 +474,7 @@ void esp_completions(struct esp_call *c)
         json_array_append_new(a->choices, json_null());
     make_echoes(c, a);
     c->n_job++;
+    esp_mounts_hold(c->s, a->gen.adapters, a->gen.n_adapter, 1);
     esp_constrain_compile(
         &(struct esp_constrain_ask){.s = c->s, .gen = &a->gen, .e = &c->e, .done = grammar_known, .user = c});
 }

@@ -9,6 +9,7 @@
 
 #include "base/mem.h"
 
+#include "serve/adapters.h"
 #include "serve/constrain.h"
 
 struct starting {
@@ -56,6 +57,7 @@ static void grammar_known(void *user)
 
     if (c->r && !c->e.http)
         submit(x);
+    esp_mounts_hold(c->s, x->o.gen->adapters, x->o.gen->n_adapter, -1);
     if (c->e.http)
         esp_reply_error(c);
     esp_prompt_free(&x->prompt);
@@ -86,6 +88,7 @@ void esp_start_chat(const struct esp_start *o)
                                      .done = grammar_known,
                                      .user = x};
     c->n_job++;
+    esp_mounts_hold(c->s, o->gen->adapters, o->gen->n_adapter, 1);
     esp_constrain_compile(&ask);
 }
 
