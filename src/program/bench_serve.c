@@ -75,6 +75,7 @@ static struct esp_load_opts load_opts(struct load_bench *b, uint32_t clients)
         .body = body,
         .whole = whole,
         .user = b,
+        .interrupted = esp_interrupted,
     };
 }
 

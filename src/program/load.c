@@ -16,6 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "base/hash.h"
@@ -23,7 +24,6 @@
 
 #include "program/load_net.h"
 #include "program/load_reply.h"
-#include "program/output.h"
 
 enum { MAX_TIMES = 1 << 24, MAX_TEXT = 64 << 20, MAX_PHASE = 32, DEFAULT_GRACE = 60, DEFAULT_STALL = 2 };
 
@@ -58,6 +58,19 @@ struct run {
     double start, next_due;
     bool over, memory; /* memory: there was none left */
 };
+
+static double seconds_now(void)
+{
+    struct timespec t;
+
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+static bool interrupted(const struct run *run)
+{
+    return run->o->interrupted && run->o->interrupted() != 0;
+}
 
 static size_t waiting(const struct run *run)
 {
@@ -116,7 +129,7 @@ static void add_text(struct client *c, const json_t *v)
 
 static void on_text(struct client *c)
 {
-    const double now = esp_now();
+    const double now = seconds_now();
 
     note(c->run, c->n_text ? &c->run->r->gap : &c->run->r->ttft, now - (c->n_text ? c->last : c->due));
     c->last = now;
@@ -177,7 +190,7 @@ static void settle(struct client *c)
     c->busy = false;
     if (!c->bev || c->kind != STAYS || !c->reply.keep_alive || c->reply.state != ESP_REPLY_DONE)
         disconnect(c);
-    run->r->seconds = esp_now() - run->start;
+    run->r->seconds = seconds_now() - run->start;
     next(c);
 }
 
@@ -188,7 +201,7 @@ static void count_whole(struct client *c)
 
     r->whole++;
     r->tokens += c->tokens;
-    note(c->run, &r->total, esp_now() - c->due);
+    note(c->run, &r->total, seconds_now() - c->due);
     if (o->whole && !o->whole(o->user, c->number, esp_strbuf_str(&c->text), c->text.len)) {
         if (!r->different++ && !r->first_error[0])
             snprintf(r->first_error, sizeof r->first_error, "request %llu: another text: %.160s",
@@ -370,7 +383,7 @@ static bool more_to_send(const struct run *run)
     const struct esp_load_opts *o = run->o;
 
     return !(o->requests && run->n_started + waiting(run) >= o->requests) &&
-           !(o->seconds > 0 && esp_now() - run->start >= o->seconds);
+           !(o->seconds > 0 && seconds_now() - run->start >= o->seconds);
 }
 
 /* Nothing runs, waits or comes: the end. */
@@ -398,7 +411,7 @@ static void on_free(evutil_socket_t fd, short what, void *arg)
     if (run->o->rate > 0 && waiting(run)) {
         send_request(c, run->due.v[run->first_due++]);
     } else if (run->o->rate <= 0 && more_to_send(run)) {
-        send_request(c, esp_now());
+        send_request(c, seconds_now());
     } else {
         look_whether_over(run);
     }
@@ -433,7 +446,7 @@ static void on_clock(evutil_socket_t fd, short what, void *arg)
     else
         note(run, &run->due, due);
     run->next_due = due - log(1 - chance(run, run->n_started + waiting(run), 3)) / run->o->rate;
-    wait_for(run->clock, run->next_due - esp_now());
+    wait_for(run->clock, run->next_due - seconds_now());
 }
 
 /* ---- running ---- */
@@ -505,7 +518,7 @@ static void start(struct run *run)
 {
     const struct esp_load_opts *o = run->o;
 
-    run->start = run->next_due = esp_now();
+    run->start = run->next_due = seconds_now();
     if (o->seconds > 0)
         wait_for(run->end, o->seconds + (o->grace > 0 ? o->grace : DEFAULT_GRACE));
     if (o->rate > 0)
@@ -531,10 +544,10 @@ esp_status esp_load_run(struct esp_load_report *out, const struct esp_load_opts 
     s = run.base ? open_clients(&run, err) : esp_fail(err, ESP_ENOMEM, "no memory for an event loop");
     if (s == ESP_OK) {
         start(&run);
-        while (!run.over && !esp_interrupted() && event_base_loop(run.base, EVLOOP_ONCE) == 0 &&
+        while (!run.over && !interrupted(&run) && event_base_loop(run.base, EVLOOP_ONCE) == 0 &&
                !event_base_got_break(run.base))
             ;
-        if (esp_interrupted())
+        if (interrupted(&run))
             s = esp_fail(err, ESP_ECANCELLED, "interrupted");
         else if (run.memory)
             s = esp_fail(err, ESP_ENOMEM, "no memory for the times of %llu texts; measure a shorter time",

@@ -46,6 +46,7 @@ struct esp_load_opts {
     /* A whole answer of request i: all its text. Returns whether it is right; NULL: always. */
     bool (*whole)(void *user, uint64_t i, const char *text, size_t len);
     void *user;
+    int (*interrupted)(void); /* asked between events: not 0 ends the run; NULL: never */
 };
 
 struct esp_load_times { /* seconds */
