@@ -51,7 +51,7 @@ static void on_piece(void *user, enum esp_turn_what what, const char *s, size_t 
         check(h->open);
         h->open = false;
         if (!h->args.failed) {
-            check(esp_json_parse(&args, esp_strbuf_str(&h->args), h->args.len, "args", 0, NULL) == ESP_OK);
+            args = json_loadb(esp_strbuf_str(&h->args), h->args.len, JSON_ALLOW_NUL, NULL);
             check(json_is_object(args));
             json_decref(args);
         }
