@@ -132,12 +132,12 @@ static json_t *record(const struct load_bench *b, uint32_t clients, struct esp_l
                                         "left", (json_int_t)r->left, "stalled", (json_int_t)r->stalled,
                                         "dropped", (json_int_t)r->dropped, "refused", (json_int_t)r->refused,
                                         "errors", (json_int_t)r->errors, "verified", (int)(b->texts.n > 0)));
-    json_object_update_new(j,
-                           json_pack("{s:I,s:f,s:f,s:o,s:o,s:o,s:s}", "tokens", (json_int_t)r->tokens,
-                                     "tokens_per_s", r->seconds > 0 ? (double)r->tokens / r->seconds : 0.0,
-                                     "requests_per_s", r->seconds > 0 ? (double)r->whole / r->seconds : 0.0,
-                                     "ttft_ms", percentiles(&r->ttft), "between_ms", percentiles(&r->gap),
-                                     "whole_ms", percentiles(&r->total), "first_error", r->first_error));
+    json_object_update_new(
+        j, json_pack("{s:I,s:f,s:f,s:o,s:o,s:o,s:o,s:s}", "tokens", (json_int_t)r->tokens, "tokens_per_s",
+                     r->seconds > 0 ? (double)r->tokens / r->seconds : 0.0, "requests_per_s",
+                     r->seconds > 0 ? (double)r->whole / r->seconds : 0.0, "ttft_ms", percentiles(&r->ttft),
+                     "between_ms", percentiles(&r->gap), "whole_ms", percentiles(&r->total), "outside_ms",
+                     percentiles(&r->outside), "first_error", r->first_error));
     return j;
 }
 

@@ -41,7 +41,7 @@ struct client {
     enum kind kind;
     uint64_t phase; /* leave or stall after so many texts */
     uint64_t n_text, tokens;
-    double due, last;
+    double due, last, ttft;
     bool busy, done_mark, failed, stopped;
 };
 
@@ -132,6 +132,8 @@ static void on_text(struct client *c)
     const double now = seconds_now();
 
     note(c->run, c->n_text ? &c->run->r->gap : &c->run->r->ttft, now - (c->n_text ? c->last : c->due));
+    if (!c->n_text)
+        c->ttft = now - c->due;
     c->last = now;
     c->n_text++;
     c->run->r->events++;
@@ -141,7 +143,7 @@ static void on_data(void *user, const char *s, size_t len)
 {
     struct client *c = user;
     const size_t before = c->text.len;
-    const json_t *choice, *delta, *usage;
+    const json_t *choice, *delta, *usage, *timings;
     json_t *v;
 
     if (strcmp(s, "[DONE]") == 0) {
@@ -162,6 +164,12 @@ static void on_data(void *user, const char *s, size_t len)
     add_text(c, json_object_get(
                     json_object_get(json_array_get(json_object_get(delta, "tool_calls"), 0), "function"),
                     "arguments"));
+    timings = json_object_get(v, "timings");
+    if (timings && c->n_text)
+        note(c->run, &c->run->r->outside,
+             c->ttft - (json_number_value(json_object_get(timings, "prompt_ms")) +
+                        json_number_value(json_object_get(timings, "queue_ms"))) /
+                           1000);
     usage = json_object_get(json_object_get(v, "usage"), "completion_tokens");
     if (json_is_integer(usage))
         c->tokens = (uint64_t)json_integer_value(usage);
@@ -562,5 +570,6 @@ void esp_load_report_free(struct esp_load_report *r)
     esp_free(r->ttft.v);
     esp_free(r->gap.v);
     esp_free(r->total.v);
+    esp_free(r->outside.v);
     memset(r, 0, sizeof *r);
 }

@@ -63,7 +63,10 @@ struct esp_load_report {
     uint64_t events, tokens;         /* with text; tokens as usage tells them, of whole answers */
     double seconds;                  /* from the first request to the end of the last */
     struct esp_load_times ttft, gap, total; /* first text, between texts, whole answer */
-    char first_error[256];                  /* of the first of errors */
+    /* The first text's time less what the server says about queue and prompt ("timings" of its last event,
+     * where it has them): what HTTP, JSON and both networks add. */
+    struct esp_load_times outside;
+    char first_error[256]; /* of the first of errors */
 };
 
 /* ESP_EIO when nothing can be connected at all; refusals and errors are counted, not returned. */
