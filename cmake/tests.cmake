@@ -77,3 +77,10 @@ add_test(NAME serve.page COMMAND sh -c "command -v python3 >/dev/null || exit 77
 PATH=/usr/bin:$PATH exec python3 -B tests/serve/page_test.py $<TARGET_FILE:espalier> models/demo"
          WORKING_DIRECTORY ${CMAKE_CURRENT_SOURCE_DIR})
 set_tests_properties(serve.page PROPERTIES SKIP_RETURN_CODE 77 TIMEOUT 300)
+
+# Real clients of hosted models; ends with 77 where their packages are missing (`.ci/run clients` puts them below build/).
+add_test(NAME serve.clients COMMAND sh -c "p=build/clients-venv/bin/python
+[ -x $p ] || p=$(command -v python3) || { echo 'python3 is missing: skipped'; exit 77; }
+exec $p -B tests/serve/clients_test.py $<TARGET_FILE:espalier> models/demo"
+         WORKING_DIRECTORY ${CMAKE_CURRENT_SOURCE_DIR})
+set_tests_properties(serve.clients PROPERTIES SKIP_RETURN_CODE 77 TIMEOUT 900)

@@ -51,7 +51,7 @@ static void on_piece(void *user, enum esp_turn_what what, const char *s, size_t 
         check(h->open);
         h->open = false;
         if (!h->args.failed) {
-            args = json_loadb(esp_strbuf_str(&h->args), h->args.len, JSON_ALLOW_NUL, NULL);
+            args = json_loadb(esp_strbuf_str(&h->args), h->args.len, 0, NULL);
             check(json_is_object(args));
             json_decref(args);
         }
@@ -102,7 +102,8 @@ static void hear(struct heard *h, unsigned flags, const char *s, size_t len, boo
         const size_t n = pieces ? character(s + at, len - at) : len;
 
         check(esp_turn_feed(t, s + at, n, NULL) == ESP_OK);
-        check(esp_turn_content_bytes(t) + esp_turn_reasoning_bytes(t) + esp_turn_undecided(t) <= at + n);
+        check(esp_turn_content_bytes(t) + esp_turn_reasoning_bytes(t) + esp_turn_undecided(t) <=
+              3 * (at + n));
         at += n;
     }
     check(esp_turn_finish(t, flags & 64, NULL) == ESP_OK);

@@ -230,32 +230,12 @@ static void on_warning(void *user, const char *message)
 
 /* ---- tokens ---- */
 
-/* A zero character would leave as \u0000, which neither this server nor many a client reads: a conversation
- * with it in its history would be refused from then on. */
-static void feed_without_zeros(struct esp_choice *c, const char *s, size_t len)
-{
-    struct esp_strbuf b;
-
-    esp_strbuf_init(&b, ESP_LIMIT_TURN_BYTES);
-    for (size_t i = 0; i < len; i++)
-        if (s[i])
-            esp_strbuf_putc(&b, s[i]);
-        else
-            esp_strbuf_puts(&b, "\xef\xbf\xbd");
-    esp_choice_feed(c, esp_strbuf_str(&b), b.len);
-    esp_strbuf_free(&b);
-}
-
 void esp_choice_feed(struct esp_choice *c, const char *s, size_t len)
 {
     const size_t content = esp_turn_content_bytes(c->turn), reasoning = esp_turn_reasoning_bytes(c->turn);
 
     if (len == 0)
         return;
-    if (memchr(s, '\0', len)) {
-        feed_without_zeros(c, s, len);
-        return;
-    }
     if (esp_turn_feed(c->turn, s, len, NULL) != ESP_OK) {
         esp_api_fail(&c->job->e, "device_lost", NULL, "no memory for the answer");
         c->end = ESP_END_FAILED;
