@@ -118,12 +118,12 @@ static size_t number_of(const struct esp_choice *c)
     return (size_t)c->job->index * c->job->n + c->index;
 }
 
-static void send(const struct esp_call *call, json_t *choice, json_t *usage)
+static void send(const struct esp_call *call, json_t *choice)
 {
-    json_t *list = choice ? json_pack("[o]", choice) : json_array(), *v = object_json(call, list);
+    json_t *v = object_json(call, json_pack("[o]", choice));
 
-    if (usage || ((const struct completion *)call->answer)->include_usage)
-        json_object_set_new(v, "usage", usage ? usage : json_null());
+    if (((const struct completion *)call->answer)->include_usage)
+        json_object_set_new(v, "usage", json_null());
     esp_sse_data((struct esp_call *)call, NULL, v);
 }
 
@@ -132,8 +132,7 @@ static void on_text(struct esp_choice *c, enum esp_turn_what what, const char *s
     if (completion_of(c->job)->gen.stream && what == ESP_TURN_CONTENT)
         send(c->job->call,
              json_pack("{s:i,s:o,s:o,s:n}", "index", (int)number_of(c), "text", esp_text_json(s, len),
-                       "logprobs", logprobs_json(c, number_of(c), false), "finish_reason"),
-             NULL);
+                       "logprobs", logprobs_json(c, number_of(c), false), "finish_reason"));
 }
 
 static json_t *stop_reason(const struct esp_choice *c)
@@ -165,7 +164,7 @@ static void on_ended(struct esp_choice *c)
                        "stop_reason", stop_reason(c));
     esp_strbuf_free(&text);
     if (a->gen.stream)
-        send(c->job->call, choice, NULL);
+        send(c->job->call, choice);
     else
         json_array_set_new(a->choices, number_of(c), choice);
 }
@@ -201,8 +200,13 @@ static void end_all(struct esp_call *c)
     json_t *v;
 
     if (a->gen.stream) {
-        if (a->include_usage)
-            send(c, NULL, json_incref(a->usage));
+        if (a->include_usage) { /* the last chunk has all numbers, as a whole answer does */
+            v = object_json(c, json_array());
+            json_object_set(v, "usage", a->usage);
+            json_object_set(v, "timings", a->timings);
+            json_object_set(v, "ext", a->ext);
+            esp_sse_data(c, NULL, v);
+        }
         esp_sse_line(c, "data: [DONE]");
         esp_sse_end(c);
         return;
@@ -373,11 +377,9 @@ static void send_echoes(struct esp_call *c, const struct completion *a)
 {
     for (size_t i = 0; a->echo && i < a->n_prompt; i++)
         for (uint32_t k = 0; k < a->gen.n && a->echoes[i].len; k++)
-            send(c,
-                 json_pack("{s:i,s:o,s:n,s:n}", "index", (int)(i * a->gen.n + k), "text",
-                           esp_text_json(esp_strbuf_str(&a->echoes[i]), a->echoes[i].len), "logprobs",
-                           "finish_reason"),
-                 NULL);
+            send(c, json_pack("{s:i,s:o,s:n,s:n}", "index", (int)(i * a->gen.n + k), "text",
+                              esp_text_json(esp_strbuf_str(&a->echoes[i]), a->echoes[i].len), "logprobs",
+                              "finish_reason"));
 }
 
 void esp_completions(struct esp_call *c)
