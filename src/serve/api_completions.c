@@ -132,12 +132,12 @@ static size_t number_of(const struct esp_choice *c)
     return (size_t)c->job->index * c->job->n + c->index;
 }
 
-static void send(const struct esp_call *call, json_t *choice, json_t *usage)
+static void send(const struct esp_call *call, json_t *choice)
 {
-    json_t *list = choice ? json_pack("[o]", choice) : json_array(), *v = object_json(call, list);
+    json_t *v = object_json(call, json_pack("[o]", choice));
 
-    if (usage || ((const struct completion *)call->answer)->include_usage)
-        json_object_set_new(v, "usage", usage ? usage : json_null());
+    if (((const struct completion *)call->answer)->include_usage)
+        json_object_set_new(v, "usage", json_null());
     esp_sse_data((struct esp_call *)call, NULL, v);
 }
 
@@ -154,11 +154,9 @@ static void send_echo(struct esp_job *j)
         const size_t number = (size_t)j->index * j->n + k;
         json_t *rows = json_incref(a->scores[j->index]);
 
-        send(j->call,
-             json_pack("{s:i,s:o,s:o,s:n}", "index", (int)number, "text",
-                       esp_text_json(esp_strbuf_str(echo), echo->len), "logprobs",
-                       rows ? legacy_logprobs(a, number, rows) : json_null(), "finish_reason"),
-             NULL);
+        send(j->call, json_pack("{s:i,s:o,s:o,s:n}", "index", (int)number, "text",
+                                esp_text_json(esp_strbuf_str(echo), echo->len), "logprobs",
+                                rows ? legacy_logprobs(a, number, rows) : json_null(), "finish_reason"));
     }
 }
 
@@ -184,8 +182,7 @@ static void on_text(struct esp_choice *c, enum esp_turn_what what, const char *s
     if (completion_of(c->job)->gen.stream && what == ESP_TURN_CONTENT)
         send(c->job->call,
              json_pack("{s:i,s:o,s:o,s:n}", "index", (int)number_of(c), "text", esp_text_json(s, len),
-                       "logprobs", logprobs_json(c, number_of(c), false), "finish_reason"),
-             NULL);
+                       "logprobs", logprobs_json(c, number_of(c), false), "finish_reason"));
 }
 
 static json_t *stop_reason(const struct esp_choice *c)
@@ -217,7 +214,7 @@ static void on_ended(struct esp_choice *c)
                        "stop_reason", stop_reason(c));
     esp_strbuf_free(&text);
     if (a->gen.stream)
-        send(c->job->call, choice, NULL);
+        send(c->job->call, choice);
     else
         json_array_set_new(a->choices, number_of(c), choice);
 }
@@ -253,8 +250,13 @@ static void end_all(struct esp_call *c)
     json_t *v;
 
     if (a->gen.stream) {
-        if (a->include_usage)
-            send(c, NULL, json_incref(a->usage));
+        if (a->include_usage) { /* the last chunk has all numbers, as a whole answer does */
+            v = object_json(c, json_array());
+            json_object_set(v, "usage", a->usage);
+            json_object_set(v, "timings", a->timings);
+            json_object_set(v, "ext", a->ext);
+            esp_sse_data(c, NULL, v);
+        }
         esp_sse_line(c, "data: [DONE]");
         esp_sse_end(c);
         return;

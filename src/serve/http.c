@@ -314,7 +314,7 @@ static void on_read(struct bufferevent *bev, void *arg)
 /* The reply has been written out. */
 static void reply_done(struct conn *c)
 {
-    if (c->close_after) {
+    if (c->close_after || c->http->draining) { /* also a stream that began before the end was asked for */
         c->state = LINGERING;
         shutdown(bufferevent_getfd(c->bev), SHUT_WR);
         arm(c, LINGER_SECONDS);

@@ -129,7 +129,7 @@ static esp_status status(const struct esp_turn *t, esp_error *err)
     return ESP_OK;
 }
 
-esp_status esp_turn_feed(struct esp_turn *t, const char *s, size_t len, esp_error *err)
+static esp_status feed(struct esp_turn *t, const char *s, size_t len, esp_error *err)
 {
     if (t->o.raw) {
         t->n_content += len;
@@ -146,6 +146,22 @@ esp_status esp_turn_feed(struct esp_turn *t, const char *s, size_t len, esp_erro
     while (esp_turn_left(t) && step(t))
         ;
     return status(t, err);
+}
+
+esp_status esp_turn_feed(struct esp_turn *t, const char *s, size_t len, esp_error *err)
+{
+    while (len) {
+        const size_t n = strnlen(s, len);
+
+        if (n)
+            ESP_TRY(feed(t, s, n, err));
+        if (n == len)
+            break;
+        ESP_TRY(feed(t, "\xef\xbf\xbd", 3, err));
+        s += n + 1;
+        len -= n + 1;
+    }
+    return ESP_OK;
 }
 
 esp_status esp_turn_finish(struct esp_turn *t, bool ended, esp_error *err)
