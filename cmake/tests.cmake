@@ -10,9 +10,10 @@ target_link_libraries(espalier_test_support PUBLIC espalier_static espalier_obje
 target_compile_definitions(espalier_test_support PUBLIC ESP_SOURCE_DIR="${CMAKE_CURRENT_SOURCE_DIR}")
 
 # Clients of the server: plain ones, processes, and the load generator of bench --serve.
-file(GLOB CLIENT_SOURCES CONFIGURE_DEPENDS tests/serve/client/*.c src/program/load*.c)
+file(GLOB CLIENT_SOURCES CONFIGURE_DEPENDS tests/serve/client/*.c src/program/load*.c src/program/sandbox.c)
 add_library(espalier_test_client STATIC ${CLIENT_SOURCES})
-target_link_libraries(espalier_test_client PUBLIC espalier_test_support espalier_serve PkgConfig::ESP_SERVE_EVENT)
+target_link_libraries(espalier_test_client PUBLIC espalier_test_support espalier_serve PkgConfig::ESP_SERVE_EVENT
+                      PRIVATE espalier_program_dependencies)
 target_compile_definitions(espalier_test_client PRIVATE ESP_PROGRAM="$<TARGET_FILE:espalier>")
 
 file(GLOB TEST_SOURCES CONFIGURE_DEPENDS tests/*/*_test.c)

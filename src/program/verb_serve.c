@@ -21,6 +21,7 @@
 #include "program/machine.h"
 #include "program/output.h"
 #include "program/running.h"
+#include "program/sandbox.h"
 #include "program/session.h"
 
 enum { MIN_CONTEXT = 4096, MAX_CONFIG = 1 << 20, MIN_SEQS = 16, PAGE = 256, MAX_CHECKPOINTS = 256 };
@@ -35,6 +36,8 @@ struct serving {
     char id[256];
     char fingerprint[64];
     char url[300];
+    esp_error sandbox; /* why the second step failed, and the server ends */
+    bool stop;
 };
 
 static volatile sig_atomic_t hangup_seen;
@@ -293,9 +296,9 @@ static esp_status load(void *user, struct esp_serve_engine *out, esp_error *err)
 
 static unsigned poll_signals(void *user)
 {
-    unsigned what = esp_interrupted() ? ESP_SERVE_STOP : 0;
+    const struct serving *s = user;
+    unsigned what = esp_interrupted() || s->stop ? ESP_SERVE_STOP : 0;
 
-    (void)user;
     if (hangup_seen) {
         hangup_seen = 0;
         what |= ESP_SERVE_RELOAD;
@@ -347,8 +350,13 @@ static void print_ready(const struct serving *s)
 
 static void ready(void *user)
 {
-    const struct serving *s = user;
+    struct serving *s = user;
 
+    /* All threads are there and all addresses are listened on. */
+    if (s->opt->v[OPT_SECCOMP].on && esp_sandbox_enter(ESP_SANDBOX_SERVE, &s->sandbox) != ESP_OK) {
+        s->stop = true;
+        return;
+    }
     print_ready(s);
     esp_running_add(json_pack("{s:s,s:s,s:I,s:I}", "url", s->url, "model", s->o.model_id, "context",
                               (json_int_t)s->session.engine_opts.context, "rows",
@@ -481,6 +489,15 @@ static esp_status write_pid(const char *path, esp_error *err)
     return ESP_OK;
 }
 
+/* What others can make this process do is bounded by what it may do. */
+static esp_status restrict_process(const struct serving *s, esp_error *err)
+{
+    if (geteuid() == 0)
+        esp_say_warn(
+            "running as root: a server needs no privileges; give it a user of its own (doc/deploy.md)");
+    return s->opt->v[OPT_SECCOMP].on ? esp_sandbox_enter(ESP_SANDBOX_START, err) : ESP_OK;
+}
+
 static int run(struct serving *s, struct esp_options *o)
 {
     const char *pidfile;
@@ -509,7 +526,13 @@ static int run(struct serving *s, struct esp_options *o)
     pidfile = o->v[OPT_PIDFILE].s;
     status = write_pid(pidfile, &err);
     if (status == ESP_OK)
+        status = restrict_process(s, &err);
+    if (status == ESP_OK)
         status = esp_serve(&s->o, &err);
+    if (status == ESP_OK && s->stop) {
+        err = s->sandbox;
+        status = err.status;
+    }
     esp_running_remove();
     if (pidfile)
         unlink(pidfile);
