@@ -39,6 +39,9 @@ struct esp_service_request {
     /* Of every choice's answer; copied, NULL: none. With ESP_OK what it points to belongs to the service,
      * which closes it on its own thread or at its end. Several choices need clone(). */
     const struct esp_constraint *constraint;
+    /* The answer has begun in an earlier request, which has just ended: neither a full queue nor a drain
+     * refuses it, and it goes in front of those that wait. One choice. */
+    bool goes_on;
     void *user; /* comes back with every event */
 };
 enum { ESP_SERVICE_MAX_CHOICES = 16 };

@@ -238,6 +238,7 @@ static bool submit(struct esp_job *j, struct esp_choice *c, const struct esp_ids
                                     .max_new = limit,
                                     .n_choice = c ? 1 : j->n,
                                     .opts = seq_opts(j, c),
+                                    .goes_on = c != NULL,
                                     .user = j};
     esp_error err;
     esp_status s = ESP_ENOMEM;

@@ -51,7 +51,8 @@ static void open_streams(const struct process *p, int fds[N_STREAMS], struct esp
 {
     char body[400];
 
-    snprintf(body, sizeof body, LONG_CHAT, tokens, tokens);
+    snprintf(body, sizeof body, LONG_CHAT, tokens,
+             tokens + 8); /* a run of `tokens`, and a second one behind it */
     for (int i = 0; i < N_STREAMS; i++) {
         fds[i] = open_stream(p, "/v1/chat/completions", body);
         esp_strbuf_init(&b[i], 16 << 20);
