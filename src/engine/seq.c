@@ -155,6 +155,7 @@ void esp_seq_close(esp_seq *s)
     esp_sampler_destroy(s->sampler);
     esp_free(s->tokens);
     esp_free(s->marks);
+    esp_free(s->pins);
     esp_free(s);
 }
 

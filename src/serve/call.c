@@ -61,6 +61,15 @@ static void keep_recent(struct esp_call *c, double total_ms)
         json_array_remove(c->s->recent, 0);
 }
 
+static void count_error(const struct esp_call *c)
+{
+    json_t *errors = c->s->errors;
+
+    if (c->e.code)
+        json_object_set_new(errors, c->e.code,
+                            json_integer(json_integer_value(json_object_get(errors, c->e.code)) + 1));
+}
+
 /* The access line: no prompt, no output, no key. */
 static void log_call(struct esp_call *c, const char *peer)
 {
@@ -69,7 +78,9 @@ static void log_call(struct esp_call *c, const char *peer)
 
     esp_count_http(&c->s->metrics, esp_route_index(c->route), c->status);
     keep_recent(c, ms);
-    if (!c->s->o.log)
+    count_error(c);
+    if (!c->s->o.log || (c->s->log_level == ESP_LOG_FAULTS && c->status < 500) ||
+        (c->s->log_level == ESP_LOG_REFUSALS && c->status < 400))
         return;
     line = json_pack("{s:s,s:s,s:s,s:s,s:i,s:f,s:s}", "event", "request", "id", c->id, "method",
                      c->r ? c->r->head.method : "", "route", c->route ? c->route->path : "-", "status",

@@ -244,7 +244,7 @@ static void read_limits(struct esp_fields *f, struct esp_gen *g)
 
 void esp_params_read(struct esp_fields *f, struct esp_gen *g, const struct esp_server *s)
 {
-    static const char *const hints[] = {"prompt_cache_key", "user", "cache_debug"};
+    static const char *const hints[] = {"prompt_cache_key", "user"};
     bool on = true;
     int mode = 0;
 
@@ -261,8 +261,8 @@ void esp_params_read(struct esp_fields *f, struct esp_gen *g, const struct esp_s
     if (esp_field_word(f, "logprobs_mode", "raw|processed", &mode) && mode == 1)
         esp_api_fail(f->e, "unsupported_value", "logprobs_mode",
                      "logprobs_mode: 'processed' is not in this version; raw is accepted");
-    if (esp_field_bool(f, "return_progress", &on) && on)
-        esp_gen_warn(g, "return_progress is not in this version");
+    esp_field_bool(f, "return_progress", &g->progress);
+    esp_field_bool(f, "cache_debug", &g->debug_cache);
     esp_mounts_read(f, g, s);
     for (size_t i = 0; i < sizeof hints / sizeof hints[0]; i++)
         esp_field_any(f, hints[i]);

@@ -14,6 +14,7 @@
 #include "text/toolvalue.h"
 
 #include "serve/constrain.h"
+#include "serve/marks.h"
 #include "serve/params.h"
 #include "serve/replay.h"
 
@@ -25,6 +26,7 @@ void esp_chat_init(struct esp_chat_params *p, const struct esp_server *s)
     p->kwargs = json_object();
     p->thinking = s->o.thinking == ESP_THINKING_MODEL ? -1 : s->o.thinking == ESP_THINKING_ON;
     p->budget = s->o.thinking_budget;
+    p->effort_budgets = s->o.effort_budgets;
     p->include_reasoning = true;
     if (s->o.stable_history)
         json_object_set_new(p->kwargs, "preserve_thinking", json_true());
@@ -41,14 +43,13 @@ void esp_chat_free(struct esp_chat_params *p)
 
 static void read_effort(struct esp_fields *f, const char *name, struct esp_chat_params *p)
 {
-    static const int64_t budgets[] = {0, 512, 2048, 8192, -1, -1, -1};
     int word = 0;
 
     if (!esp_field_word(f, name, "none|minimal|low|medium|high|xhigh|max", &word))
         return;
     p->thinking = word > 0;
-    if (word > 0 && budgets[word] > 0)
-        p->budget = budgets[word];
+    if (word > 0 && p->effort_budgets[word - 1] > 0)
+        p->budget = p->effort_budgets[word - 1];
 }
 
 static void read_thinking_object(struct esp_fields *f, struct esp_chat_params *p)
@@ -219,12 +220,12 @@ static bool add_part(struct esp_strbuf *b, const json_t *part, const struct esp_
 }
 
 /* content of any form as one string. */
-static json_t *flat_content(const json_t *m, const struct esp_server *s, struct esp_api_error *e,
-                            const char *at, bool first_system)
+static json_t *flat_content(json_t *m, const struct esp_server *s, struct esp_api_error *e, const char *at,
+                            bool first_system)
 {
     const json_t *content = json_object_get(m, "content"), *part;
     struct esp_strbuf b;
-    json_t *out = NULL;
+    json_t *out = NULL, *marks = NULL;
     char where[96];
     size_t i;
 
@@ -250,7 +251,10 @@ static json_t *flat_content(const json_t *m, const struct esp_server *s, struct 
         snprintf(where, sizeof where, "%s.content[%zu]", at, i);
         if (!add_part(&b, part, s, e, where))
             break;
+        esp_marks_note(&marks, part, b.len);
     }
+    if (marks)
+        json_object_set_new(m, ESP_MARKS_KEY, marks);
     if (!e->http)
         out = esp_text_json(esp_strbuf_str(&b), b.len);
     esp_strbuf_free(&b);
@@ -295,6 +299,12 @@ static bool add_message(json_t *list, const json_t *m, const char *role, json_t 
     }
     if (system && n && s->o.late_system_error)
         return esp_api_fail(e, "invalid_value", at, "%s: a system message must come first", at);
+    if (system && n && !s->o.late_system_user) {
+        if (strcmp(json_string_value(json_object_get(json_array_get(list, 0), "role")), "system") != 0)
+            json_array_insert_new(list, 0, json_pack("{s:s,s:s}", "role", "system", "content", ""));
+        merge_system(list, content);
+        return true;
+    }
     if (system && n)
         role = "user";
     copy = json_copy((json_t *)m); /* one level: what is inside is not changed */
@@ -457,6 +467,11 @@ static bool append_forced(struct esp_prompt *out, const struct esp_server *s, st
            esp_api_fail_status(e, "tools", &err);
 }
 
+static bool thinks_not(const struct esp_chat_params *p)
+{
+    return p->thinking == 0 || p->budget == 0 || p->continue_final;
+}
+
 static bool ban_openers(const struct esp_chat_params *p, struct esp_gen *g, const struct esp_server *s,
                         bool off, struct esp_api_error *e)
 {
@@ -479,6 +494,14 @@ static bool render(struct esp_prompt *out, const struct esp_chat_params *p, cons
         return esp_api_fail_status(e, "messages", &err);
     if (!encode(out, p, s, spans, e))
         return false;
+    out->n_pin = esp_marks_find(s,
+                                &(struct esp_marks_input){.messages = p->messages,
+                                                          .tools = p->keep_tools,
+                                                          .text = esp_strbuf_str(&out->text),
+                                                          .len = out->text.len,
+                                                          .spans = spans,
+                                                          .ids = &out->ids},
+                                out->pins);
     if (p->continue_final)
         reopen_turn(s, &out->ids);
     out->continued = p->continue_final;
@@ -486,10 +509,10 @@ static bool render(struct esp_prompt *out, const struct esp_chat_params *p, cons
     return true;
 }
 
-bool esp_prompt_chat(struct esp_prompt *out, const struct esp_chat_params *p, struct esp_gen *g,
-                     struct esp_server *s, struct esp_api_error *e)
+bool esp_prompt_chat(struct esp_prompt *out, const struct esp_chat_params *p, const struct esp_server *s,
+                     struct esp_api_error *e)
 {
-    const bool off = p->thinking == 0 || p->budget == 0 || p->continue_final;
+    const bool off = thinks_not(p);
     struct esp_text_spans spans = {0};
     bool ok;
 
@@ -499,20 +522,22 @@ bool esp_prompt_chat(struct esp_prompt *out, const struct esp_chat_params *p, st
     esp_strbuf_init(&out->text, (size_t)s->o.max_prompt_bytes);
     esp_ids_init(&out->ids, ESP_LIMIT_TURN_BYTES);
     ok = render(out, p, s, &spans, e);
-    if (ok && g)
-        ok = esp_constrain_compile(s, g, p, out->thinking, e);
-    if (ok) {
-        if (!g || !g->grammar)
-            force_call(out, p); /* without a grammar that does it */
-        ok = append_forced(out, s, e);
-        if (!p->continue_final && !p->no_generation_prompt)
-            note_opening(out);
-        ok = ok && (!g || ban_openers(p, g, s, off, e));
-    }
     esp_text_spans_free(&spans);
     if (!ok)
         esp_prompt_free(out);
     return ok;
+}
+
+bool esp_prompt_finish(struct esp_prompt *out, const struct esp_chat_params *p, struct esp_gen *g,
+                       const struct esp_server *s, struct esp_api_error *e)
+{
+    if (!g->grammar)
+        force_call(out, p); /* without a grammar that does it */
+    if (!append_forced(out, s, e))
+        return false;
+    if (!p->continue_final && !p->no_generation_prompt)
+        note_opening(out);
+    return ban_openers(p, g, s, thinks_not(p), e);
 }
 
 struct esp_job_opts esp_prompt_job(struct esp_call *c, struct esp_prompt *prompt, struct esp_chat_params *p,
@@ -528,7 +553,9 @@ struct esp_job_opts esp_prompt_job(struct esp_call *c, struct esp_prompt *prompt
                                    .text_in_thinking = c->s->o.text_in_thinking,
                                    .tools = p->tools,
                                    .think_budget = p->budget,
-                                   .forced = prompt->forced[0] ? prompt->forced : NULL};
+                                   .forced = prompt->forced[0] ? prompt->forced : NULL,
+                                   .pins = prompt->pins,
+                                   .n_pin = prompt->n_pin};
 
     memset(&prompt->ids, 0, sizeof prompt->ids);
     return o;

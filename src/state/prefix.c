@@ -174,7 +174,7 @@ static void tidy(struct esp_prefix *p, struct esp_prefix_node *n)
         merge(p, n);
 }
 
-static void drop_checkpoint(struct esp_prefix *p, struct esp_prefix_node *n)
+void esp_prefix_drop_checkpoint(struct esp_prefix *p, struct esp_prefix_node *n)
 {
     if (n->slot != ESP_NO_SLOT)
         esp_slot_release(p->pools, n->slot);
@@ -184,9 +184,8 @@ static void drop_checkpoint(struct esp_prefix *p, struct esp_prefix_node *n)
     tidy(p, n);
 }
 
-/* The text from the root to n, in p's scratch. */
-static void build_path(const struct esp_prefix *p, const struct esp_prefix_node *n,
-                       struct esp_prefix_path *out)
+void esp_prefix_build_path(const struct esp_prefix *p, const struct esp_prefix_node *n,
+                           struct esp_prefix_path *out)
 {
     uint32_t top = p->cap_checkpoint, covered;
 
@@ -194,6 +193,8 @@ static void build_path(const struct esp_prefix *p, const struct esp_prefix_node 
     out->ns = n->ns;
     out->n = esp_prefix_end(n);
     out->n_page = covered = esp_prefix_pages(p, 0, out->n, &(uint32_t){0});
+    out->used = n->used_at;
+    out->saved = n->saved;
     for (; n->parent; n = n->parent) {
         uint32_t first = n->start / ESP_SPAN;
 
@@ -201,6 +202,8 @@ static void build_path(const struct esp_prefix *p, const struct esp_prefix_node 
         for (uint32_t i = first; i < covered; i++) /* the deepest version of a page holds most */
             p->pages[i] = n->pages[i - first];
         covered = n->n_page && first < covered ? first : covered;
+        out->pinned = n->pinned > out->pinned ? n->pinned : out->pinned;
+        out->hits += n->hits;
         if (n->has_checkpoint)
             p->checkpoints[--top] =
                 (struct esp_prefix_checkpoint){.n = esp_prefix_end(n), .base = n->base, .slot = n->slot};
@@ -237,15 +240,16 @@ static bool frees(const struct esp_prefix *p, const struct esp_prefix_node *n, e
 bool esp_prefix_evict(struct esp_prefix *p, enum esp_prefix_want what)
 {
     struct esp_prefix_node *victim = NULL;
-    int best = 4;
+    const double now = esp_prefix_now();
+    int best = 8;
 
     for (struct esp_prefix_node *n = p->all; n; n = n->after) {
-        bool spare = what == ESP_PREFIX_SLOT && redundant(p, n);
+        const bool pinned = n->pinned > now, spare = what == ESP_PREFIX_SLOT && !pinned && redundant(p, n);
         int rank;
 
         if (!n->parent || (n->child && !spare))
             continue;
-        rank = (frees(p, n, what) ? 0 : 2) + (spare ? 0 : 1);
+        rank = (pinned ? 4 : 0) + (frees(p, n, what) ? 0 : 2) + (spare ? 0 : 1);
         if (rank < best || (rank == best && n->used < victim->used)) {
             best = rank;
             victim = n;
@@ -256,26 +260,20 @@ bool esp_prefix_evict(struct esp_prefix *p, enum esp_prefix_want what)
     if (!victim->child && !victim->saved && p->o.spill) {
         struct esp_prefix_path path;
 
-        build_path(p, victim, &path);
+        esp_prefix_build_path(p, victim, &path);
         p->o.spill(p->o.user, &path);
     }
     p->n_evicted++;
-    drop_checkpoint(p, victim);
+    esp_prefix_drop_checkpoint(p, victim);
     return true;
 }
 
 /* ---- lookup ---- */
 
-struct walk {
-    struct esp_prefix_node *node; /* deepest whose edge matched whole; NULL: the namespace is empty */
-    struct esp_prefix_node *best; /* deepest of those with a checkpoint at or before the limit */
-    uint32_t match;
-};
-
-static struct walk descend(const struct esp_prefix *p, uint64_t ns, const int32_t *tokens, uint32_t n,
-                           uint32_t limit)
+struct esp_prefix_walk esp_prefix_descend(const struct esp_prefix *p, uint64_t ns, const int32_t *tokens,
+                                          uint32_t n, uint32_t limit)
 {
-    struct walk w = {.node = find_root(p, ns)};
+    struct esp_prefix_walk w = {.node = find_root(p, ns)};
 
     while (w.node && w.match < n) {
         struct esp_prefix_node *c = find_child(w.node, tokens[w.match]);
@@ -296,15 +294,19 @@ static struct walk descend(const struct esp_prefix *p, uint64_t ns, const int32_
 
 static void touch(struct esp_prefix *p, struct esp_prefix_node *n)
 {
+    const double now = esp_prefix_now();
+
     p->tick++;
-    for (; n; n = n->parent)
+    for (; n; n = n->parent) {
         n->used = p->tick;
+        n->used_at = now;
+    }
 }
 
 struct esp_prefix_hit esp_prefix_find(const struct esp_prefix *p, uint64_t ns, const int32_t *tokens,
                                       uint32_t n, uint32_t limit)
 {
-    struct walk w = descend(p, ns, tokens, n, limit);
+    struct esp_prefix_walk w = esp_prefix_descend(p, ns, tokens, n, limit);
 
     return (struct esp_prefix_hit){.match = w.match, .n = w.best ? esp_prefix_end(w.best) : 0};
 }
@@ -312,17 +314,18 @@ struct esp_prefix_hit esp_prefix_find(const struct esp_prefix *p, uint64_t ns, c
 esp_status esp_prefix_lend(struct esp_prefix *p, uint64_t ns, const int32_t *tokens, uint32_t limit,
                            struct esp_state *s, uint32_t *reached, esp_error *err)
 {
-    struct walk w = descend(p, ns, tokens, limit, limit);
+    struct esp_prefix_walk w = esp_prefix_descend(p, ns, tokens, limit, limit);
     struct esp_prefix_path path;
     struct esp_state_view v;
 
     if (!w.best)
         return esp_fail(err, ESP_ENOTFOUND, "no checkpoint within the first %u tokens", limit);
-    build_path(p, w.best, &path);
+    esp_prefix_build_path(p, w.best, &path);
     v = (struct esp_state_view){
         .n = path.n, .base = w.best->base, .slot = w.best->slot, .pages = path.pages, .n_page = path.n_page};
     ESP_TRY(esp_state_adopt(s, &v, err));
     touch(p, w.best);
+    w.best->hits++;
     *reached = path.n;
     return ESP_OK;
 }
@@ -346,6 +349,7 @@ static struct esp_prefix_node *split(struct esp_prefix *p, struct esp_prefix_nod
     }
     up->ns = n->ns;
     up->used = n->used;
+    up->used_at = n->used_at;
     take_place(p, up, n);
     enter_list(p, up);
     up->child = n;
@@ -444,13 +448,15 @@ static void thin(struct esp_prefix *p, struct esp_prefix_node *n)
 {
     for (;;) {
         struct esp_prefix_node *victim = NULL;
+        const double now = esp_prefix_now();
         uint32_t count = 0, best = UINT32_MAX, below = 0;
 
         for (struct esp_prefix_node *a = n, *prev = NULL; a->parent; a = a->parent) {
             if (!a->has_checkpoint)
                 continue;
             count++;
-            if (prev && below - esp_prefix_end(a) < best && only_child(prev) && prev != n) {
+            if (prev && below - esp_prefix_end(a) < best && only_child(prev) && prev != n &&
+                prev->pinned <= now) {
                 best = below - esp_prefix_end(a);
                 victim = prev;
             }
@@ -460,20 +466,20 @@ static void thin(struct esp_prefix *p, struct esp_prefix_node *n)
         if (count <= p->o.per_path || !victim)
             return;
         p->n_evicted++;
-        drop_checkpoint(p, victim);
+        esp_prefix_drop_checkpoint(p, victim);
     }
 }
 
 esp_status esp_prefix_insert(struct esp_prefix *p, uint64_t ns, const int32_t *tokens,
                              const struct esp_state_view *v, esp_error *err)
 {
-    struct walk w;
+    struct esp_prefix_walk w;
     struct esp_prefix_node *n;
 
     if (v->n == 0 || v->n > p->o.max_positions)
         return esp_fail(err, ESP_EINVAL, "a cached text of %u tokens; 1 to %u are possible", v->n,
                         p->o.max_positions);
-    w = descend(p, ns, tokens, v->n, v->n);
+    w = esp_prefix_descend(p, ns, tokens, v->n, v->n);
     touch(p, w.node);
     if (!(w.best && esp_prefix_end(w.best) == v->n))
         while (p->n_checkpoint >= p->o.max_checkpoints && esp_prefix_evict(p, ESP_PREFIX_SLOT))
@@ -545,13 +551,13 @@ bool esp_prefix_unsaved(struct esp_prefix *p, struct esp_prefix_path *out)
         if (n->parent && !n->child && !n->saved && (!oldest || n->used < oldest->used))
             oldest = n;
     if (oldest)
-        build_path(p, oldest, out);
+        esp_prefix_build_path(p, oldest, out);
     return oldest != NULL;
 }
 
 void esp_prefix_set_saved(struct esp_prefix *p, uint64_t ns, const int32_t *tokens, uint32_t n)
 {
-    struct walk w = descend(p, ns, tokens, n, n);
+    struct esp_prefix_walk w = esp_prefix_descend(p, ns, tokens, n, n);
 
     if (w.node && esp_prefix_end(w.node) == n)
         w.node->saved = true;
@@ -564,7 +570,7 @@ void esp_prefix_each(struct esp_prefix *p, void (*fn)(void *user, const struct e
 
         if (!n->parent || n->child)
             continue;
-        build_path(p, n, &path);
+        esp_prefix_build_path(p, n, &path);
         fn(user, &path);
     }
 }
