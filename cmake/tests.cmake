@@ -10,9 +10,11 @@ target_link_libraries(espalier_test_support PUBLIC espalier_static espalier_obje
 target_compile_definitions(espalier_test_support PUBLIC ESP_SOURCE_DIR="${CMAKE_CURRENT_SOURCE_DIR}")
 
 # Clients of the server: plain ones, processes, and the load generator of bench --serve.
-file(GLOB CLIENT_SOURCES CONFIGURE_DEPENDS tests/serve/client/*.c src/program/load*.c)
+file(GLOB CLIENT_SOURCES CONFIGURE_DEPENDS tests/serve/client/*.c src/program/load*.c src/program/sandbox.c
+     tests/program/spawn/*.c)
 add_library(espalier_test_client STATIC ${CLIENT_SOURCES})
-target_link_libraries(espalier_test_client PUBLIC espalier_test_support espalier_serve PkgConfig::ESP_SERVE_EVENT)
+target_link_libraries(espalier_test_client PUBLIC espalier_test_support espalier_serve PkgConfig::ESP_SERVE_EVENT
+                      PRIVATE espalier_program_dependencies)
 target_compile_definitions(espalier_test_client PRIVATE ESP_PROGRAM="$<TARGET_FILE:espalier>")
 
 file(GLOB TEST_SOURCES CONFIGURE_DEPENDS tests/*/*_test.c)
@@ -50,15 +52,16 @@ if(KCHECK_SOURCES)
 endif()
 
 file(GLOB FUZZ_SOURCES CONFIGURE_DEPENDS fuzz/*_fuzz.c)
+set(FUZZ_MORE_reply src/program/load_reply.c) # of the program, which is no library
 foreach(source IN LISTS FUZZ_SOURCES)
     get_filename_component(name ${source} NAME_WE)
     string(REGEX REPLACE "_fuzz$" "" short ${name})
-    add_executable(corpus_${short} ${source} fuzz/corpus_main.c)
+    add_executable(corpus_${short} ${source} fuzz/corpus_main.c ${FUZZ_MORE_${short}})
     target_link_libraries(corpus_${short} PRIVATE espalier_serve espalier_static espalier_objects_usage PkgConfig::ESP_SERVE_EVENT)
     target_compile_definitions(corpus_${short} PRIVATE ESP_SOURCE_DIR="${CMAKE_CURRENT_SOURCE_DIR}")
     add_test(NAME fuzz.${short} COMMAND corpus_${short} ${CMAKE_CURRENT_SOURCE_DIR}/fuzz/corpus/${short})
     if(ESPALIER_FUZZ)
-        add_executable(fuzz_${short} ${source})
+        add_executable(fuzz_${short} ${source} ${FUZZ_MORE_${short}})
         target_link_libraries(fuzz_${short} PRIVATE espalier_serve espalier_static espalier_objects_usage
                               PkgConfig::ESP_SERVE_EVENT -fsanitize=fuzzer)
         target_compile_definitions(fuzz_${short} PRIVATE ESP_SOURCE_DIR="${CMAKE_CURRENT_SOURCE_DIR}")

@@ -5,6 +5,7 @@
  *
  * SPDX-License-Identifier: MIT
  */
+#include <errno.h>
 #include <jansson.h>
 #include <pthread.h>
 #include <signal.h>
@@ -136,6 +137,8 @@ static void send_all(int fd, const char *s, size_t len)
     while (len) {
         const ssize_t n = send(fd, s, len, MSG_NOSIGNAL);
 
+        if (n < 0 && errno == EINTR) /* the fuzzer's alarm */
+            continue;
         if (n <= 0)
             return;
         s += n;
@@ -158,8 +161,11 @@ static void ask(struct esp_strbuf *out, const char *route, const char *body, siz
                  route, len);
     send_all(fd, head, (size_t)n);
     send_all(fd, body, len);
-    while ((n = recv(fd, piece, sizeof piece, 0)) > 0)
-        check(esp_strbuf_add(out, piece, (size_t)n));
+    do {
+        n = recv(fd, piece, sizeof piece, 0);
+        if (n > 0)
+            check(esp_strbuf_add(out, piece, (size_t)n));
+    } while (n > 0 || (n < 0 && errno == EINTR));
     close(fd);
 }
 

@@ -38,6 +38,7 @@ needs() {
         echo "libxxhash-dev have_module libxxhash libxxhash-dev"
         echo "libopenblas0 have_library libopenblas.so.0"
         echo "libedit-dev have_module libedit libedit-dev"
+        echo "libseccomp-dev have_module libseccomp libseccomp-dev"
         echo "libevent-dev have_module libevent_core libevent-dev"
         echo "libsqlite3-dev have_module sqlite3 libsqlite3-dev"
         ;;

@@ -183,13 +183,19 @@ static void step(struct esp_service *v)
     }
 }
 
+/* Answers that go on, which are first in the inbox, come before all others. */
 static void take_inbox(struct esp_service *v)
 {
-    struct esp_service_job **tail = &v->jobs;
+    struct esp_service_job *head = v->inbox, **tail = &head, *rest;
 
+    while (*tail && (*tail)->r.goes_on)
+        tail = &(*tail)->next;
+    rest = *tail;
+    *tail = v->jobs;
     while (*tail)
         tail = &(*tail)->next;
-    *tail = v->inbox;
+    *tail = rest;
+    v->jobs = head;
     v->inbox = NULL;
 }
 
@@ -212,12 +218,15 @@ static void cancel_jobs(struct esp_service *v)
 
 static void open_jobs(struct esp_service *v)
 {
+    const esp_engine_opts *o = &v->g->opts;
+    const uint32_t room = o->rows + o->queue < o->max_seqs ? o->rows + o->queue : o->max_seqs;
+
     for (struct esp_service_job *j = v->jobs; j; j = j->next) {
         esp_error err;
 
         if (j->opened || j->n_ended)
             continue;
-        if (v->n_open + j->r.n_choice > v->g->opts.max_seqs)
+        if (v->n_open + j->r.n_choice > room)
             return;
         v->n_open += j->r.n_choice;
         if (esp_service_job_open(j, v->g, &err) != ESP_OK)
@@ -407,6 +416,8 @@ esp_status esp_service_submit(struct esp_service *v, const struct esp_service_re
     if (r->constraint && r->n_choice > 1 && !r->constraint->clone)
         return esp_fail(err, ESP_EINVAL, "%u choices under a constraint that has no second state",
                         r->n_choice);
+    if (r->goes_on && r->n_choice > 1)
+        return esp_fail(err, ESP_EINVAL, "%u choices cannot go on in one request", r->n_choice);
     if (r->n == 0 || !r->tokens)
         return esp_fail(err, ESP_EINVAL, "a request without tokens");
     if (r->n_mark > ESP_LIMIT_MARKS || r->opts.sampling.n_bias > ESP_SAMPLE_MAX_BIAS)
@@ -414,12 +425,14 @@ esp_status esp_service_submit(struct esp_service *v, const struct esp_service_re
                         r->n_mark, r->opts.sampling.n_bias, ESP_LIMIT_MARKS, ESP_SAMPLE_MAX_BIAS);
     ESP_TRY(esp_service_job_make(&j, r, err));
     pthread_mutex_lock(&v->lock);
-    s = refusal(v, j->r.n_choice, err);
+    s = r->goes_on && !v->stop ? ESP_OK : refusal(v, j->r.n_choice, err);
     if (s == ESP_OK) {
         *id = j->id = ++v->n_id;
         v->n_pending += j->r.n_choice;
-        for (tail = &v->inbox; *tail; tail = &(*tail)->next)
-            ;
+        tail = &v->inbox;
+        while (*tail && (!r->goes_on || (*tail)->r.goes_on))
+            tail = &(*tail)->next;
+        j->next = *tail;
         *tail = j;
         pthread_cond_signal(&v->work);
     }

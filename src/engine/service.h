@@ -40,6 +40,9 @@ struct esp_service_request {
     /* Of every choice's answer; copied, NULL: none. With ESP_OK what it points to belongs to the service,
      * which closes it on its own thread or at its end. Several choices need clone(). */
     const struct esp_constraint *constraint;
+    /* The answer has begun in an earlier request, which has just ended: neither a full queue nor a drain
+     * refuses it, and it goes in front of those that wait. One choice. */
+    bool goes_on;
     const struct esp_seq_pin *pins; /* [n_pin], copied: marks whose checkpoints stay for a while */
     size_t n_pin;
     /* Log-probabilities of the prompt's tokens, from the second on, come first (ESP_SERVICE_PROMPT). The

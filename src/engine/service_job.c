@@ -10,6 +10,8 @@
 #include "base/mem.h"
 #include "base/status.h"
 
+enum { FIRST = -100 }; /* the most urgent priority that a sequence may have */
+
 void esp_service_job_free(struct esp_service_job *j)
 {
     if (!j)
@@ -51,6 +53,8 @@ esp_status esp_service_job_make(struct esp_service_job **out, const struct esp_s
         return esp_fail(err, ESP_ENOMEM, "request of %zu tokens: out of memory", r->n);
     }
     j->r.opts.sampling.bias = j->bias;
+    if (r->goes_on)
+        j->r.opts.priority = FIRST; /* its place was its own a moment ago */
     if (r->constraint)
         j->constraint = *r->constraint;
     j->r.constraint = NULL;

@@ -18,6 +18,7 @@
 #include "program/fit.h"
 #include "program/output.h"
 #include "program/running.h"
+#include "program/sandbox.h"
 #include "program/serve_flags.h"
 #include "program/session.h"
 
@@ -34,6 +35,8 @@ struct serving {
     char id[256];
     char fingerprint[64];
     char url[300];
+    esp_error sandbox; /* why the second step failed, and the server ends */
+    bool stop;
 };
 
 static volatile sig_atomic_t hangup_seen;
@@ -211,9 +214,9 @@ static json_t *fit_report(void *user)
 
 static unsigned poll_signals(void *user)
 {
-    unsigned what = esp_interrupted() ? ESP_SERVE_STOP : 0;
+    const struct serving *s = user;
+    unsigned what = esp_interrupted() || s->stop ? ESP_SERVE_STOP : 0;
 
-    (void)user;
     if (hangup_seen) {
         hangup_seen = 0;
         what |= ESP_SERVE_RELOAD;
@@ -265,8 +268,13 @@ static void print_ready(const struct serving *s)
 
 static void ready(void *user)
 {
-    const struct serving *s = user;
+    struct serving *s = user;
 
+    /* All threads are there and all addresses are listened on. */
+    if (s->opt->v[OPT_SECCOMP].on && esp_sandbox_enter(ESP_SANDBOX_SERVE, &s->sandbox) != ESP_OK) {
+        s->stop = true;
+        return;
+    }
     print_ready(s);
     if (s->opt->v[OPT_READY_FD].given) {
         const int fd = (int)s->opt->v[OPT_READY_FD].i;
@@ -406,6 +414,15 @@ static esp_status write_pid(const char *path, esp_error *err)
     return ESP_OK;
 }
 
+/* What others can make this process do is bounded by what it may do. */
+static esp_status restrict_process(const struct serving *s, esp_error *err)
+{
+    if (geteuid() == 0)
+        esp_say_warn(
+            "running as root: a server needs no privileges; give it a user of its own (doc/deploy.md)");
+    return s->opt->v[OPT_SECCOMP].on ? esp_sandbox_enter(ESP_SANDBOX_START, err) : ESP_OK;
+}
+
 static int run(struct serving *s, struct esp_options *o)
 {
     const char *pidfile;
@@ -433,7 +450,13 @@ static int run(struct serving *s, struct esp_options *o)
     pidfile = o->v[OPT_PIDFILE].s;
     status = write_pid(pidfile, &err);
     if (status == ESP_OK)
+        status = restrict_process(s, &err);
+    if (status == ESP_OK)
         status = esp_serve(&s->o, &err);
+    if (status == ESP_OK && s->stop) {
+        err = s->sandbox;
+        status = err.status;
+    }
     esp_running_remove();
     if (pidfile)
         unlink(pidfile);

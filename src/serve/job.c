@@ -285,6 +285,7 @@ static bool submit(struct esp_job *j, struct esp_choice *c, const struct esp_ids
                                     .score = !c && j->gen->score,
                                     .progress_ms = progress_ms(j, c),
                                     .opts = seq_opts(j, c),
+                                    .goes_on = c != NULL,
                                     .user = j};
     esp_error err;
     esp_status s = ESP_ENOMEM;

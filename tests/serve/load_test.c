@@ -90,6 +90,7 @@ static void start(struct process *p, struct esp_load_texts *texts)
     struct esp_load_opts o;
     esp_error err;
 
+    /* caches so small that they are full when memory is first looked at */
     PROCESS(p, "--parallel", "16", "--queue", "192", "--ctx", "512", "--cache-ram", "32MiB",
             "--stream-buffer", "64KiB");
     o = opts(p, texts);

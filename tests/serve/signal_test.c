@@ -51,7 +51,8 @@ static void open_streams(const struct process *p, int fds[N_STREAMS], struct esp
 {
     char body[400];
 
-    snprintf(body, sizeof body, LONG_CHAT, tokens, tokens);
+    snprintf(body, sizeof body, LONG_CHAT, tokens,
+             tokens + 8); /* a run of `tokens`, and a second one behind it */
     for (int i = 0; i < N_STREAMS; i++) {
         fds[i] = open_stream(p, "/v1/chat/completions", body);
         esp_strbuf_init(&b[i], 16 << 20);
@@ -188,7 +189,8 @@ static bool store_one(const struct writer *w, unsigned i)
         char *text = json_dumps(at(v, "output"), JSON_COMPACT | JSON_SORT_KEYS);
 
         w->kept->id[w->kept->n] = esp_strndup(id, strlen(id));
-        w->kept->text[w->kept->n++] = esp_strndup(text, strlen(text));
+        w->kept->text[w->kept->n] = esp_strndup(text, strlen(text));
+        __atomic_add_fetch(&w->kept->n, 1, __ATOMIC_SEQ_CST);
         free(text);
     }
     json_decref(v);
@@ -278,12 +280,15 @@ static void test_kill_while_writing(void **state)
             break;
         }
         assert_int_equal(pthread_create(&thread, NULL, write_on, &w), 0);
-        nap(0.15 + 0.11 * i); /* in the middle of some write */
+        for (size_t n = __atomic_load_n(&kept.n, __ATOMIC_SEQ_CST), turns = 0;
+             __atomic_load_n(&kept.n, __ATOMIC_SEQ_CST) < n + 3 && turns < 6000; turns++)
+            nap(0.01);
+        nap(0.05 + 0.037 * i); /* in the middle of some write */
         process_signal(&p, SIGKILL);
         assert_int_equal(process_wait(&p, 30), -SIGKILL);
         pthread_join(thread, NULL);
     }
-    assert_true(kept.n > (size_t)rounds);
+    assert_true(kept.n >= 3 * (size_t)rounds);
     assert_int_equal(count_files(cache, ".tmp"), 0); /* what was half written is gone */
     print_message("%zu stored answers over %d deaths, none lost\n", kept.n, rounds);
     for (size_t i = 0; i < kept.n; i++) {

@@ -49,6 +49,30 @@ static const char *read_log(const struct process *p)
     return text;
 }
 
+/* A test that fails leaves none behind. */
+static pid_t running[16];
+
+static void kill_all(void)
+{
+    for (size_t i = 0; i < sizeof running / sizeof running[0]; i++)
+        if (running[i] > 0)
+            kill(running[i], SIGKILL);
+}
+
+static void remember(pid_t pid, pid_t instead_of)
+{
+    static bool registered;
+
+    if (!registered)
+        atexit(kill_all);
+    registered = true;
+    for (size_t i = 0; i < sizeof running / sizeof running[0]; i++)
+        if (running[i] == instead_of) {
+            running[i] = pid;
+            return;
+        }
+}
+
 static void spawn(struct process *p, const char *const flags[])
 {
     const char *argv[MAX_FLAGS] = {ESP_PROGRAM, "serve", test_path("models/demo"), "--port", "0", "-t", "1"};
@@ -67,6 +91,7 @@ static void spawn(struct process *p, const char *const flags[])
     if (posix_spawn(&p->pid, argv[0], &a, NULL, (char *const *)(uintptr_t)argv, environ) != 0)
         fail_msg("%s could not be started: %s", argv[0], strerror(errno));
     posix_spawn_file_actions_destroy(&a);
+    remember(p->pid, 0);
 }
 
 static bool is_ready(const struct process *p)
@@ -123,6 +148,8 @@ int process_wait(struct process *p, double seconds)
     for (;;) {
         const pid_t got = waitpid(p->pid, &status, WNOHANG);
 
+        if (got == p->pid)
+            remember(0, p->pid);
         if (got == p->pid)
             return WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
         if (got < 0 || seconds_now() >= until)
