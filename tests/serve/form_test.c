@@ -22,6 +22,10 @@
     "word.','parameters':"                                                                                   \
     "{'type':'object','properties':{'word':{'type':'string'}},'required':['word']}}}]"
 
+#define SCHEMA_FORM                                                                                          \
+    ",'response_format':{'type':'json_schema','json_schema':{'name':'w','strict':true,'schema':{'type':"     \
+    "'object','properties':{'word':{'type':'string','maxLength':12}},'required':['word']}}}"
+
 static struct server shared;
 
 static int start(void **state)
@@ -43,11 +47,8 @@ static int stop(void **state)
 
 static void test_form_or_call(void **state)
 {
-    static const char *const forms[] = {
-        ",'guided_regex':'[a-z]{3,12}!'", ",'guided_choice':['yes','no']",
-        ",'grammar':'root ::= \\\"ok\\\" [0-9]+'",
-        ",'response_format':{'type':'json_schema','json_schema':{'name':'w','strict':true,'schema':{'type':"
-        "'object','properties':{'word':{'type':'string','maxLength':12}},'required':['word']}}}"};
+    static const char *const forms[] = {",'guided_regex':'[a-z]{3,12}!'", ",'guided_choice':['yes','no']",
+                                        ",'grammar':'root ::= \\\"ok\\\" [0-9]+'", SCHEMA_FORM};
 
     (void)state;
     for (size_t i = 0; i < sizeof forms / sizeof forms[0]; i++)
