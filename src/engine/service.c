@@ -404,12 +404,8 @@ static esp_status refusal(struct esp_service *v, uint32_t n_choice, esp_error *e
     return ESP_OK;
 }
 
-esp_status esp_service_submit(struct esp_service *v, const struct esp_service_request *r, uint64_t *id,
-                              esp_error *err)
+static esp_status check_request(const struct esp_service_request *r, esp_error *err)
 {
-    struct esp_service_job *j = NULL, **tail;
-    esp_status s;
-
     if (r->n_choice > ESP_SERVICE_MAX_CHOICES)
         return esp_fail(err, ESP_EINVAL, "n %u; 1 to %d choices are possible", r->n_choice,
                         ESP_SERVICE_MAX_CHOICES);
@@ -423,18 +419,35 @@ esp_status esp_service_submit(struct esp_service *v, const struct esp_service_re
     if (r->n_mark > ESP_LIMIT_MARKS || r->opts.sampling.n_bias > ESP_SAMPLE_MAX_BIAS)
         return esp_fail(err, ESP_EINVAL, "%zu marks and %zu biases; at most %u and %d are accepted",
                         r->n_mark, r->opts.sampling.n_bias, ESP_LIMIT_MARKS, ESP_SAMPLE_MAX_BIAS);
+    return ESP_OK;
+}
+
+/* Into the inbox, behind its like; with the lock. */
+static void put(struct esp_service *v, struct esp_service_job *j)
+{
+    struct esp_service_job **tail = &v->inbox;
+
+    v->n_pending += j->r.n_choice;
+    while (*tail && (!j->r.goes_on || (*tail)->r.goes_on))
+        tail = &(*tail)->next;
+    j->next = *tail;
+    *tail = j;
+    pthread_cond_signal(&v->work);
+}
+
+esp_status esp_service_submit(struct esp_service *v, const struct esp_service_request *r, uint64_t *id,
+                              esp_error *err)
+{
+    struct esp_service_job *j = NULL;
+    esp_status s;
+
+    ESP_TRY(check_request(r, err));
     ESP_TRY(esp_service_job_make(&j, r, err));
     pthread_mutex_lock(&v->lock);
     s = r->goes_on && !v->stop ? ESP_OK : refusal(v, j->r.n_choice, err);
     if (s == ESP_OK) {
         *id = j->id = ++v->n_id;
-        v->n_pending += j->r.n_choice;
-        tail = &v->inbox;
-        while (*tail && (!r->goes_on || (*tail)->r.goes_on))
-            tail = &(*tail)->next;
-        j->next = *tail;
-        *tail = j;
-        pthread_cond_signal(&v->work);
+        put(v, j);
     }
     pthread_mutex_unlock(&v->lock);
     if (s != ESP_OK) {
