@@ -1,7 +1,8 @@
 # CPU levels. A file's suffix names the instructions it may use; no other file gets such flags, so a stray instruction
 # cannot reach an older CPU. Sources under kernels/x86 and kernels/arm are dropped on other machines.
 set(ESP_FLAGS_avx2 -mavx2 -mfma -mf16c)
-set(ESP_FLAGS_avx512 -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx2 -mfma -mf16c)
+# prefetchw: part of every processor with AVX-512
+set(ESP_FLAGS_avx512 -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx2 -mfma -mf16c -mprfchw)
 set(ESP_FLAGS_avx512vnni ${ESP_FLAGS_avx512} -mavx512vnni)
 set(ESP_FLAGS_avx512bf16 ${ESP_FLAGS_avx512} -mavx512bf16)
 set(ESP_FLAGS_avx512vbmi ${ESP_FLAGS_avx512vnni} -mavx512vbmi)

@@ -296,9 +296,11 @@ typedef struct esp_sampling {
     int32_t top_k;            /* 0 or -1: off */
     float top_p;              /* 0 (zeroed) or 1: off */
     float min_p;              /* 0: off */
+    float typical_p;          /* 0 (zeroed) or 1: off */
     float repetition_penalty; /* 0 (zeroed) or 1: off; over prompt and generated tokens */
     float presence_penalty;   /* over generated tokens only */
     float frequency_penalty;
+    uint32_t repetition_context, presence_context, frequency_context; /* last tokens that count; 0: all */
     uint64_t seed;
     uint32_t choice; /* number of the answer when one request asks for several: each draws on its own */
     const esp_logit_bias *bias; /* copied */

@@ -118,10 +118,15 @@ esp_status esp_service_job_open(struct esp_service_job *j, esp_engine *g, esp_er
 esp_status esp_service_job_score(struct esp_service_job *j, uint32_t *first, uint32_t *n, esp_error *err)
 {
     const uint32_t left = (uint32_t)j->r.n - 1 - j->n_scored;
+    esp_status s;
 
     *n = left < ESP_SERVICE_SCORE ? left : ESP_SERVICE_SCORE;
     *first = j->n_scored + 1;
-    ESP_TRY(esp_seq_logits(j->seqs[0], j->tokens + j->n_scored, *n, j->logits, err));
+    s = esp_seq_logits(j->seqs[0], j->tokens + j->n_scored, *n, j->logits, err);
+    if (s != ESP_OK) {
+        esp_seq_rewind(j->seqs[0], j->n_scored, NULL); /* so that it can be tried again */
+        return s;
+    }
     j->n_scored += *n;
     if (j->n_scored + 1 < j->r.n)
         return ESP_OK;

@@ -47,6 +47,7 @@ esp_status esp_service_job_open(struct esp_service_job *j, esp_engine *g, esp_er
 /*
  * Run the next part of a prompt to be scored; its tokens [*first, *first + *n) now have log-probabilities by
  * the rows of j->logits. With the last part the generation begins.
+ * After ESP_ENOFIT the same part can be tried again while j->scoring stands.
  */
 esp_status esp_service_job_score(struct esp_service_job *j, uint32_t *first, uint32_t *n, esp_error *err);
 /* The prompt has run: every other choice becomes a fork that shares its pages, and all generate. */

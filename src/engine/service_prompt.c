@@ -58,10 +58,17 @@ void esp_service_score(struct esp_service *v)
     struct esp_service_job *j = v->jobs;
     uint32_t first, n;
     esp_error err;
+    esp_status s;
 
     while (j && (!j->scoring || j->n_ended))
         j = j->next;
-    if (j &&
-        (esp_service_job_score(j, &first, &n, &err) != ESP_OK || tell_scores(v, j, first, n, &err) != ESP_OK))
+    if (!j)
+        return;
+    s = esp_service_job_score(j, &first, &n, &err);
+    if (s == ESP_ENOFIT && v->g->n_active && j->scoring)
+        return; /* the rows have the pages; some end */
+    if (s == ESP_OK)
+        s = tell_scores(v, j, first, n, &err);
+    if (s != ESP_OK)
         esp_service_end_job(v, j, &err);
 }

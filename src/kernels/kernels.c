@@ -35,6 +35,24 @@ const char *esp_act_name(enum esp_act act)
     return names[act];
 }
 
+const char *esp_shape_name(enum esp_shape shape)
+{
+    static const char *const names[ESP_SHAPE_COUNT] = {"any", "packed", "stored", "axis 0", "axis 1"};
+
+    return names[shape];
+}
+
+const struct esp_path *esp_path_of(const struct esp_path *list, enum esp_shape shape, uint32_t n_row)
+{
+    const struct esp_path *best = NULL;
+
+    for (; list->name; list++)
+        if ((list->shape == shape || list->shape == ESP_SHAPE_ANY) && list->rows <= n_row &&
+            (!best || list->rows > best->rows))
+            best = list;
+    return best;
+}
+
 const char *esp_cpu_level_name(enum esp_cpu_level level)
 {
     return LEVEL_NAMES[level];

@@ -71,6 +71,30 @@ const char *esp_act_name(enum esp_act act);
  * * x in f32. Error, trellis: (n_in / 8 + 48) * 2^-24 * sum |x_i w_i|. Sums of y * x are up to 454 times
  * those of W * x, so inputs above 2^100 may overflow along axis 1.
  */
+enum esp_shape {
+    ESP_SHAPE_ANY,
+    ESP_SHAPE_PACKED, /* by pack() */
+    ESP_SHAPE_STORED, /* as in the file */
+    ESP_SHAPE_AXIS0,  /* trellis */
+    ESP_SHAPE_AXIS1,
+    ESP_SHAPE_COUNT
+};
+
+/*
+ * A way through a product. Products that have several look theirs up in the list of their entry, so that the
+ * list says what runs.
+ */
+struct esp_path {
+    const char *name; /* NULL ends a list */
+    enum esp_shape shape;
+    uint32_t rows; /* least rows of a call, or of what is left of it where rows pass in tiles */
+};
+
+/* The path of the list with the most rows that are not above n_row, of those of the shape and of any shape.
+ * Every list has one for each shape that its products meet and n_row >= 1. */
+const struct esp_path *esp_path_of(const struct esp_path *list, enum esp_shape shape, uint32_t n_row);
+const char *esp_shape_name(enum esp_shape shape);
+
 struct esp_linear {
     size_t (*prepared_bytes)(uint32_t n_in, uint32_t group);
     void (*prepare)(const struct esp_weight *w, const float *x, size_t ldx, uint32_t n_row, void *out);
@@ -78,6 +102,7 @@ struct esp_linear {
                     float *y, size_t ldy);
     size_t (*pack_bytes)(const struct esp_weight *w);
     void (*pack)(const struct esp_weight *w, uint32_t o0, uint32_t o1, void *packed);
+    const struct esp_path *paths; /* never NULL */
 };
 
 enum { ESP_PACK_OUTS = 32 }; /* outputs that a pack() writes together */

@@ -67,27 +67,26 @@ static void free_task(struct task *t)
 
 /* ---- on the engine's thread ---- */
 
-static json_t *entry_json(const struct task *t, const struct esp_text_info *x)
+static json_t *entry_json(const struct esp_text_info *x)
 {
-    const char *adapter = esp_slots_adapter(t->c->s, x->ns);
     json_t *positions = json_array();
-    char id[40];
+    char id[40], ns[20];
 
     snprintf(id, sizeof id, "cache_%016" PRIx64, x->id);
+    snprintf(ns, sizeof ns, "%016" PRIx64, x->ns);
     for (uint32_t i = 0; i < x->n_checkpoint; i++)
         json_array_append_new(positions, json_integer(x->checkpoints[i]));
-    return json_pack("{s:s,s:I,s:I,s:s,s:s?,s:o,s:I,s:I,s:b,s:f}", "id", id, "tokens", (json_int_t)x->n,
-                     "bytes", (json_int_t)x->bytes, "tier", x->in_memory ? "ram" : "disk", "adapter",
-                     adapter && *adapter ? adapter : NULL, "checkpoints", positions, "last_used",
-                     (json_int_t)((double)time(NULL) - x->idle), "hits", (json_int_t)x->hits, "pinned",
-                     x->pinned > 0, "pinned_seconds", x->pinned);
+    return json_pack("{s:s,s:I,s:I,s:s,s:s,s:o,s:I,s:I,s:b,s:f}", "id", id, "tokens", (json_int_t)x->n,
+                     "bytes", (json_int_t)x->bytes, "tier", x->in_memory ? "ram" : "disk", "namespace", ns,
+                     "checkpoints", positions, "last_used", (json_int_t)((double)time(NULL) - x->idle),
+                     "hits", (json_int_t)x->hits, "pinned", x->pinned > 0, "pinned_seconds", x->pinned);
 }
 
 static void list_one(void *user, const struct esp_text_info *x)
 {
     const struct task *t = user;
 
-    json_array_append_new(t->entries, entry_json(t, x));
+    json_array_append_new(t->entries, entry_json(x));
 }
 
 /* The entry that holds the text of t. */
@@ -98,7 +97,7 @@ static void list_match(void *user, const struct esp_text_info *x)
 
     if (x->ns == t->ns && x->in_memory && x->n >= n && json_array_size(t->entries) == 0 &&
         memcmp(x->tokens, t->text.data, n * sizeof *x->tokens) == 0)
-        json_array_append_new(t->entries, entry_json(t, x));
+        json_array_append_new(t->entries, entry_json(x));
 }
 
 static void find_id(void *user, const struct esp_text_info *x)
@@ -208,6 +207,21 @@ static void remember(const struct task *t)
             slot->ns = 0;
 }
 
+/* What only the loop knows: the adapters that a namespace stands for. */
+static void name_adapters(const struct task *t)
+{
+    size_t i;
+    json_t *e;
+
+    json_array_foreach(t->entries, i, e)
+    {
+        const char *name = json_string_value(
+            json_object_get(t->c->s->namespaces, json_string_value(json_object_get(e, "namespace"))));
+
+        json_object_set_new(e, "adapter", name && *name ? json_string(name) : json_null());
+    }
+}
+
 static json_t *result(const struct task *t)
 {
     json_t *v;
@@ -280,6 +294,7 @@ static void task_done(void *arg, esp_status s, const esp_error *err)
     if (s == ESP_OK && t->kind == TASK_DROP && t->slot >= 0)
         c->s->slots[t->slot].ns = 0;
     if (s == ESP_OK) {
+        name_adapters(t);
         esp_reply_json(c, 200, result(t));
     } else {
         hide_path(t, &shown);

@@ -209,7 +209,6 @@ static void on_done(struct esp_job *j)
     struct chat *a = chat_of(j);
     struct esp_call *c = j->call;
     json_t *choices;
-    char ms[32];
 
     for (uint32_t i = 0; i < j->n && !j->e.http; i++)
         esp_replay_keep(j->s->replay, &j->choices[i], NULL);
@@ -224,14 +223,11 @@ static void on_done(struct esp_job *j)
     choices = json_array();
     for (uint32_t i = 0; i < j->n; i++)
         json_array_append_new(choices, choice_json(&j->choices[i]));
-    snprintf(ms, sizeof ms, "%.1f", c->queue_ms);
-    esp_http_header(c->r, "x-espalier-queue-ms", ms);
-    esp_reply_json(c, 200,
-                   json_pack("{s:s,s:s,s:I,s:o,s:o,s:o,s:o,s:o,s:o}", "id", a->id, "object",
-                             "chat.completion", "created", (json_int_t)a->created, "model",
-                             esp_model_name(j->s, a->gen.adapter), "system_fingerprint",
-                             esp_fingerprint(j->s), "choices", choices, "usage", esp_usage_json(j), "timings",
-                             esp_timings_json(j), "ext", esp_ext_json(j)));
+    esp_reply_answer(c, json_pack("{s:s,s:s,s:I,s:o,s:o,s:o,s:o,s:o,s:o}", "id", a->id, "object",
+                                  "chat.completion", "created", (json_int_t)a->created, "model",
+                                  esp_model_name(j->s, a->gen.adapter), "system_fingerprint",
+                                  esp_fingerprint(j->s), "choices", choices, "usage", esp_usage_json(j),
+                                  "timings", esp_timings_json(j), "ext", esp_ext_json(j)));
 }
 
 static void on_progress(struct esp_job *j)

@@ -265,7 +265,7 @@ static void end_all(struct esp_call *c)
     json_object_set(v, "usage", a->usage);
     json_object_set(v, "timings", a->timings);
     json_object_set(v, "ext", a->ext);
-    esp_reply_json(c, 200, v);
+    esp_reply_answer(c, v);
 }
 
 static void on_done(struct esp_job *j)

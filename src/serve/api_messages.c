@@ -298,7 +298,7 @@ static void on_done(struct esp_job *j)
     v = message_json(j, blocks_json(j), json_string(stop_reason(c)), stop_sequence(c),
                      usage_json(j, c->tokens.n));
     json_object_set_new(v, "ext", esp_ext_json(j));
-    esp_reply_json(j->call, 200, v);
+    esp_reply_answer(j->call, v);
 }
 
 static const struct esp_sink sink = {

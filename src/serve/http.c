@@ -11,11 +11,9 @@
 #include <event2/bufferevent.h>
 #include <event2/event.h>
 #include <event2/listener.h>
-#include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <stdio.h>
 #include <string.h>
-#include <strings.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -86,10 +84,8 @@ static void set_listening(struct esp_http *h)
     const bool full = h->n_conn >= h->o.max_connections;
 
     for (size_t i = 0; i < h->n_listener; i++)
-        if (h->listeners[i] && full)
-            evconnlistener_disable(h->listeners[i]);
-        else if (h->listeners[i])
-            evconnlistener_enable(h->listeners[i]);
+        if (h->listeners[i])
+            (full ? evconnlistener_disable : evconnlistener_enable)(h->listeners[i]);
 }
 
 static void free_conn(struct conn *c)
@@ -178,8 +174,6 @@ static void hand_over(struct conn *c)
     c->r.body_len = c->body.len;
     c->http->o.handle(c->http->o.user, &c->r);
 }
-
-/* ---- reading ---- */
 
 /* A whole head, len bytes at data, into c; true when it can be worked with. */
 static bool take_head(struct conn *c, const char *data, size_t len)
@@ -391,12 +385,11 @@ static void start_reply(struct conn *c, int status, const char *type)
     evbuffer_add(out, esp_strbuf_str(&c->headers), c->headers.len);
     if (type)
         evbuffer_add_printf(out, "Content-Type: %s\r\n", type);
-    if (c->close_after || c->http->draining) {
-        c->close_after = true;
+    c->close_after = c->close_after || c->http->draining;
+    if (c->close_after)
         evbuffer_add_printf(out, "Connection: close\r\n");
-    } else if (c->r.head.http10) {
+    else if (c->r.head.http10)
         evbuffer_add_printf(out, "Connection: keep-alive\r\n");
-    }
 }
 
 /* The reply is complete: wait until it is out. */
@@ -479,34 +472,32 @@ void esp_http_end(struct esp_http_request *r)
     finish(c);
 }
 
-/* ---- listening ---- */
-
 static struct conn *make_conn(struct esp_http *h, evutil_socket_t fd)
 {
     struct conn *c = esp_alloc(sizeof *c);
 
-    if (!c)
-        return NULL;
-    c->http = h;
-    c->bev = bufferevent_socket_new(h->base, fd, BEV_OPT_CLOSE_ON_FREE);
-    c->timer = evtimer_new(h->base, on_timer, c);
-    if (!c->bev || !c->timer) {
-        if (c->bev)
-            bufferevent_free(c->bev);
-        if (c->timer)
-            event_free(c->timer);
-        esp_free(c);
+    if (!c) {
+        close(fd);
         return NULL;
     }
-    esp_strbuf_init(&c->head_text, h->o.max_head + 1);
-    esp_strbuf_init(&c->body, h->o.max_body);
-    esp_strbuf_init(&c->headers, HEADER_BYTES);
+    c->http = h;
     c->prev = &h->conns;
     c->next = h->conns;
     if (c->next)
         c->next->prev = &c->next;
     h->conns = c;
     h->n_conn++;
+    esp_strbuf_init(&c->head_text, h->o.max_head + 1);
+    esp_strbuf_init(&c->body, h->o.max_body);
+    esp_strbuf_init(&c->headers, HEADER_BYTES);
+    c->bev = bufferevent_socket_new(h->base, fd, BEV_OPT_CLOSE_ON_FREE);
+    c->timer = evtimer_new(h->base, on_timer, c);
+    if (!c->bev || !c->timer) {
+        if (!c->bev)
+            close(fd); /* else it goes with its buffers */
+        free_conn(c);
+        return NULL;
+    }
     return c;
 }
 
@@ -518,10 +509,8 @@ static void on_accept(struct evconnlistener *l, evutil_socket_t fd, struct socka
 
     (void)l;
     (void)len;
-    if (!c) {
-        close(fd);
+    if (!c)
         return;
-    }
     esp_http_address_name(c->r.peer, sizeof c->r.peer, a);
     if (a->sa_family != AF_UNIX)
         setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on); /* each token on its way at once */

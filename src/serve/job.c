@@ -422,19 +422,12 @@ static void take_prompt(struct esp_job *j, const struct esp_service_event *x)
         j->sink->prompt(j, x);
 }
 
-void esp_job_event(struct esp_server *s, const struct esp_service_event *x)
+/* A token for c, or its end. */
+static void take_answer(struct esp_choice *c, const struct esp_service_event *x)
 {
-    struct esp_job *j = x->user;
-    struct esp_choice *c = choice_of(j, x);
+    struct esp_job *j = c->job;
     const bool token = x->what == ESP_SERVICE_TOKEN && x->token >= 0;
 
-    (void)s;
-    if (!c || c->ended)
-        return;
-    if (x->what == ESP_SERVICE_PROGRESS || x->what == ESP_SERVICE_PROMPT) {
-        take_prompt(j, x);
-        return;
-    }
     if (token && c->slot < 0)
         esp_slots_take(c);
     if (!c->primed && j->in_prompt && x->what != ESP_SERVICE_CANCELLED) {
@@ -445,6 +438,20 @@ void esp_job_event(struct esp_server *s, const struct esp_service_event *x)
         esp_choice_token(c, x);
     if (x->last)
         end_run(c, x);
+}
+
+void esp_job_event(struct esp_server *s, const struct esp_service_event *x)
+{
+    struct esp_job *j = x->user;
+    struct esp_choice *c = choice_of(j, x);
+
+    (void)s;
+    if (!c || c->ended)
+        return;
+    if (x->what == ESP_SERVICE_PROGRESS || x->what == ESP_SERVICE_PROMPT)
+        take_prompt(j, x);
+    else
+        take_answer(c, x);
 }
 
 bool esp_job_start(struct esp_job **out, const struct esp_job_opts *o, uint64_t limit,

@@ -175,7 +175,10 @@ uint32_t esp_marks_find(const struct esp_server *s, const struct esp_marks_input
 
     if (in->tools > 0)
         add(&f, turn_end(&f, 0), in->tools);
-    json_array_foreach(in->messages, i, m) find_message(&f, m, &cursor);
+    json_array_foreach(in->messages, i, m)
+    {
+        find_message(&f, m, &cursor);
+    }
     for (uint32_t k = 0; k < f.n; k++)
         out[k].at = position_of(&f, out[k].at);
     return settle(&f);

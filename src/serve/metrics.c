@@ -73,7 +73,7 @@ static bool wanted(const struct page *p, const char *name)
 /* A label's value: quotes, backslashes and line ends are escaped. */
 static void label(struct esp_strbuf *out, const char *s)
 {
-    for (; *s; s++) {
+    for (; s && *s; s++) {
         if (*s == '"' || *s == '\\')
             esp_strbuf_putc(out, '\\');
         if (*s == '\n')

@@ -85,6 +85,8 @@ void esp_start_chat(const struct esp_start *o);
 bool esp_start_count(struct esp_call *c, const struct esp_chat_params *p, uint64_t *out);
 /* A job has failed before its stream began: its error becomes the call's reply. */
 void esp_reply_job_error(struct esp_job *j);
+/* The whole answer of a generation with its headers; v is released. */
+void esp_reply_answer(struct esp_call *c, json_t *v);
 /* The begin of every streamed reply. */
 void esp_start_stream(struct esp_job *j, void (*ping)(struct esp_call *c));
 

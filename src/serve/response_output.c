@@ -400,7 +400,7 @@ static void on_done(struct esp_job *j)
     if (!j->e.http && a->store)
         keep(j, object);
     if (!a->gen.stream) {
-        esp_reply_json(j->call, 200, object);
+        esp_reply_answer(j->call, object);
         return;
     }
     j->call->e.code = j->e.code;

@@ -12,6 +12,7 @@
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "base/hash.h"
 #include "base/limits.h"
@@ -376,9 +377,15 @@ static esp_status open_server(struct esp_server *s, esp_error *err)
 static void close_server(struct esp_server *s)
 {
     esp_grammars_stop(s->grammars);
-    esp_background_close(s->background);
     for (struct esp_job *j = s->jobs; j; j = j->next) /* beyond every grace */
         esp_job_cancel(j, ESP_JOB_DRAINING);
+    while (esp_background_poll(
+        s->background)) { /* some of it waits for the engine, which waits for its reader */
+        if (s->service)
+            on_events(-1, 0, s);
+        usleep(1000);
+    }
+    esp_background_close(s->background);
     while (s->jobs && s->service && esp_service_wait(s->service, 10000))
         on_events(-1, 0, s);
     if (s->events)

@@ -34,14 +34,6 @@ void esp_slots_close(struct esp_server *s)
     json_decref(s->namespaces);
 }
 
-const char *esp_slots_adapter(const struct esp_server *s, uint64_t ns)
-{
-    char key[20];
-
-    snprintf(key, sizeof key, "%016" PRIx64, ns);
-    return json_string_value(json_object_get(s->namespaces, key));
-}
-
 void esp_slots_take(struct esp_choice *c)
 {
     const struct esp_server *s = c->job->s;

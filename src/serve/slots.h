@@ -24,7 +24,5 @@ void esp_slots_prompt(struct esp_job *j, const struct esp_service_event *x);
 /* A choice runs; has ended. */
 void esp_slots_take(struct esp_choice *c);
 void esp_slots_leave(struct esp_choice *c);
-/* Adapters that a namespace of the cache stands for, "" for none, NULL: not known to this process. */
-const char *esp_slots_adapter(const struct esp_server *s, uint64_t ns);
 
 #endif

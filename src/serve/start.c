@@ -5,6 +5,7 @@
  *
  * SPDX-License-Identifier: MIT
  */
+#include <stdio.h>
 #include <string.h>
 
 #include "base/mem.h"
@@ -22,6 +23,16 @@ void esp_start_stream(struct esp_job *j, void (*ping)(struct esp_call *c))
     esp_sse_begin(j->call);
     j->call->ping = ping;
     j->call->ping_interval = j->gen->ping;
+}
+
+void esp_reply_answer(struct esp_call *c, json_t *v)
+{
+    char ms[32];
+
+    snprintf(ms, sizeof ms, "%.1f", c->queue_ms);
+    if (c->r)
+        esp_http_header(c->r, "x-espalier-queue-ms", ms);
+    esp_reply_json(c, 200, v);
 }
 
 void esp_reply_job_error(struct esp_job *j)

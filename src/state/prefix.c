@@ -237,20 +237,30 @@ static bool frees(const struct esp_prefix *p, const struct esp_prefix_node *n, e
     return false;
 }
 
+/* How gladly n goes, 0 first; NEVER: it cannot, since others stand on it. */
+enum { NEVER = 8 };
+
+static int rank_of(const struct esp_prefix *p, const struct esp_prefix_node *n, enum esp_prefix_want what,
+                   double now)
+{
+    const bool pinned = n->pinned > now;
+    const bool spare = what == ESP_PREFIX_SLOT && !pinned && redundant(p, n);
+
+    if (!n->parent || (n->child && !spare))
+        return NEVER;
+    return (pinned ? 4 : 0) + (frees(p, n, what) ? 0 : 2) + (spare ? 0 : 1);
+}
+
 bool esp_prefix_evict(struct esp_prefix *p, enum esp_prefix_want what)
 {
     struct esp_prefix_node *victim = NULL;
     const double now = esp_prefix_now();
-    int best = 8;
+    int best = NEVER;
 
     for (struct esp_prefix_node *n = p->all; n; n = n->after) {
-        const bool pinned = n->pinned > now, spare = what == ESP_PREFIX_SLOT && !pinned && redundant(p, n);
-        int rank;
+        const int rank = rank_of(p, n, what, now);
 
-        if (!n->parent || (n->child && !spare))
-            continue;
-        rank = (pinned ? 4 : 0) + (frees(p, n, what) ? 0 : 2) + (spare ? 0 : 1);
-        if (rank < best || (rank == best && n->used < victim->used)) {
+        if (rank < best || (rank == best && victim && n->used < victim->used)) {
             best = rank;
             victim = n;
         }

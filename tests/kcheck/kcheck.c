@@ -147,8 +147,10 @@ int main(int argc, char **argv)
     run.ref = &table[0];
     if (run.bench && !run.list) {
         run.read_gbs = kc_read_bandwidth();
-        printf(run.json ? "{\"read_gb_s\": %.3f}\n" : "read bandwidth of one core: %.2f GB/s\n",
-               run.read_gbs);
+        run.dot_gops = kc_dot_peak();
+        printf(run.json ? "{\"read_gb_s\": %.3f, \"dot_gflop_s\": %.3f}\n"
+                        : "read bandwidth of one core: %.2f GB/s; byte dot products: %.1f GFLOP/s\n",
+               run.read_gbs, run.dot_gops);
     }
     for (size_t i = 0; i < n; i++) {
         if (name && level[i] != wanted)

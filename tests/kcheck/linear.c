@@ -444,11 +444,11 @@ static void run_product(void *ctx)
 }
 
 /* Weights beyond the caches for few rows; the reference runs on a part of the outputs, which scales. */
-static void bench_product(struct kc *kc, struct job *j, uint32_t n_row, size_t weight_bytes)
+static void bench_product(struct kc *kc, struct job *j, uint32_t n_in, uint32_t n_row, size_t weight_bytes)
 {
     enum { PART = 32 };
     const bool grouped = esp_format_get(j->format)->grouped;
-    const struct shape s = {4096, grouped ? 64 : 0, ESP_SCALE_BF16};
+    const struct shape s = {n_in, grouped ? 64 : 0, ESP_SCALE_BF16};
     const uint32_t bits = esp_format_get(j->format)->bits + (grouped ? 1 : 0);
     const uint32_t n_out = (uint32_t)(weight_bytes * 8 / bits / s.n_in) / PART * PART;
     struct esp_weight packed;
@@ -498,9 +498,13 @@ void kc_linear(struct kc *kc)
                           esp_format_get(j.format)->name, esp_act_name(j.act)))
                 continue;
             if (kc->bench) {
-                bench_product(kc, &j, 1, kc->below ? 64 << 20 : 2 << 20);
-                bench_product(kc, &j, 8, kc->below ? 16 << 20 : 1 << 20);
-                bench_product(kc, &j, 64, kc->below ? 4 << 20 : 1 << 20);
+                kc->n_dot = j.act == ESP_ACT_INT8X2 ? 2 : j.act == ESP_ACT_INT8 ? 1 : 0;
+                bench_product(kc, &j, 4096, 1, kc->below ? 64 << 20 : 2 << 20);
+                bench_product(kc, &j, 4096, 8, kc->below ? 16 << 20 : 1 << 20);
+                bench_product(kc, &j, 4096, 64, kc->below ? 4 << 20 : 1 << 20);
+                if (kc->below)
+                    bench_product(kc, &j, 1024, 512, 4 << 20);
+                kc->n_dot = 0;
                 continue;
             }
             if (esp_format_get(j.format)->grouped)

@@ -7,6 +7,24 @@
 
 #include <string.h>
 
+/* A list of paths serves every number of rows of every shape that its format meets. */
+static void check_paths(const struct esp_linear *l, bool trellis)
+{
+    static const enum esp_shape coded[] = {ESP_SHAPE_AXIS0, ESP_SHAPE_AXIS1},
+                                other[] = {ESP_SHAPE_PACKED, ESP_SHAPE_STORED};
+
+    assert_non_null(l->paths);
+    for (int i = 0; i < 2; i++) {
+        for (uint32_t rows = 1; rows < 40; rows++) {
+            const struct esp_path *p = esp_path_of(l->paths, trellis ? coded[i] : other[i], rows);
+
+            assert_non_null(p);
+            assert_true(p->rows >= 1 && p->rows <= rows);
+        }
+    }
+    assert_null(esp_path_of(l->paths, ESP_SHAPE_ANY, 0));
+}
+
 static void check_total(const struct esp_kernels *k)
 {
     for (int f = 0; f < ESP_FORMAT_COUNT; f++) {
@@ -17,6 +35,7 @@ static void check_total(const struct esp_kernels *k)
                 continue;
             assert_non_null(l->product);
             assert_true(!l->prepare || l->prepared_bytes);
+            check_paths(l, f >= ESP_FORMAT_TRELLIS1);
         }
     }
     assert_non_null(k->isa);

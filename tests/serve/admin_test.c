@@ -51,6 +51,10 @@ static void test_statistics(void **state)
     server_init(&s);
     server_start(&s);
     r = client_postf(&s, CHAT, 200, "{" USER("Spell: dog") GREEDY "}");
+    assert_non_null(reply_header(&r, "x-espalier-queue-ms"));
+    reply_free(&r);
+    r = client_postf(&s, "/v1/messages", 200, "{" USER("Spell: dog") ",'max_tokens':4}");
+    assert_non_null(reply_header(&r, "x-espalier-queue-ms"));
     reply_free(&r);
     r = client_postf(&s, CHAT, 400, "{" USER("x") ",'n':0}");
     reply_free(&r);
@@ -59,7 +63,7 @@ static void test_statistics(void **state)
         if (!at(r.json, parts[i]))
             fail_msg("/stats has no %s: %s", parts[i], r.body);
     assert_int_equal(int_at(r.json, "errors.by_code.invalid_value"), 1);
-    assert_int_equal(int_at(r.json, "cache.by_reason.cold"), 1);
+    assert_true(int_at(r.json, "cache.by_reason.cold") >= 1);
     reply_free(&r);
     r = get(&s, "/metrics", 200);
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)

@@ -306,6 +306,33 @@ static void test_prompt_logprobs_in_company(void **state)
     reply_free(&whole);
 }
 
+/* ---- sampling ---- */
+
+/* Windows of penalties reach the sampler: with a strong penalty a short window lets words come back. */
+static void test_windows(void **state)
+{
+    static const char body[] =
+        "{'prompt':'a b a b a b','max_tokens':24,'ignore_eos':true,'repetition_penalty':2%s" GREEDY "}";
+    struct reply all = client_postf(&shared, TEXT, 200, body, ""),
+                 zero = client_postf(&shared, TEXT, 200, body, ",'repeat_last_n':0"),
+                 none = client_postf(&shared, TEXT, 200, body, ",'repetition_context_size':1"),
+                 typical = client_postf(&shared, TEXT, 200,
+                                        "{'prompt':'a b','max_tokens':8,'temperature':2,'seed':4}"),
+                 narrow = client_postf(
+                     &shared, TEXT, 200,
+                     "{'prompt':'a b','max_tokens':8,'temperature':2,'seed':4,'typical_p':0.05}");
+
+    (void)state;
+    assert_string_equal(text_at(all.json, "choices.0.text"), text_at(zero.json, "choices.0.text"));
+    assert_string_not_equal(text_at(all.json, "choices.0.text"), text_at(none.json, "choices.0.text"));
+    assert_string_not_equal(text_at(typical.json, "choices.0.text"), text_at(narrow.json, "choices.0.text"));
+    reply_free(&all);
+    reply_free(&zero);
+    reply_free(&none);
+    reply_free(&typical);
+    reply_free(&narrow);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -315,6 +342,7 @@ int main(void)
         cmocka_unit_test(test_ending_with_grammars),
         cmocka_unit_test(test_prompt_logprobs),
         cmocka_unit_test(test_prompt_logprobs_in_company),
+        cmocka_unit_test(test_windows),
     };
 
     return cmocka_run_group_tests(tests, start, stop);

@@ -59,7 +59,9 @@ struct esp_plan {
     uint32_t n_step, n_linear, max_group; /* most products of one step */
     size_t *value_off;                    /* [n_value] bytes into scratch */
     size_t values_bytes, act_bytes, rope_bytes, split_bytes, lora_bytes, thread_bytes;
-    uint8_t *scratch; /* values, act, rope, split partials, adapter rows, then thread_bytes per thread */
+    struct esp_buf *scratch_buf;
+    uint8_t *scratch; /* its bytes: values, act, rope, split partials, adapter rows, then thread_bytes per
+                         thread */
     size_t scratch_bytes;
     _Atomic uint32_t *counters;    /* [n_step][STEP_COUNTERS] */
     const struct esp_batch *batch; /* of the running step */

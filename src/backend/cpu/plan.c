@@ -136,7 +136,7 @@ void esp_cpu_plan_free(struct esp_plan *p)
     esp_free(p->linears);
     esp_free(p->value_off);
     esp_free(p->counters);
-    esp_free_aligned(p->scratch);
+    p->dev->base.ops->free(p->scratch_buf);
     esp_free(p);
 }
 
@@ -187,14 +187,11 @@ esp_status esp_cpu_compile(struct esp_dev *d, const struct esp_tape *t, const st
                             esp_op_name(t->ops[i].kind));
     ESP_TRY(plan_create(&p, d, t, o, &pools->layout, err));
     p->pools = *pools;
-    p->scratch = esp_alloc_aligned(p->scratch_bytes, 4096);
-    if (!p->scratch) {
-        size_t bytes = p->scratch_bytes;
-
-        esp_cpu_plan_free(p);
-        return esp_fail(err, ESP_ENOMEM, "no memory for %zu bytes of scratch", bytes);
+    s = d->ops->alloc(d, p->scratch_bytes, &p->scratch_buf, err); /* in huge pages where it is large */
+    if (s == ESP_OK) {
+        p->scratch = p->scratch_buf->host;
+        s = esp_cpu_pack(p, err);
     }
-    s = esp_cpu_pack(p, err);
     if (s != ESP_OK) {
         esp_cpu_plan_free(p);
         return s;

@@ -259,16 +259,27 @@ static void product_float(const struct esp_weight *w, const void *act, uint32_t 
     product(0, &c, n_row, o0, o1, y, ldy);
 }
 
+static const struct esp_path affine_paths[] = {{"tiles of four outputs", ESP_SHAPE_ANY, 1},
+                                               {NULL, ESP_SHAPE_ANY, 0}};
+
 void esp_affine_init_neon(struct esp_kernels *k)
 {
     for (int f = ESP_FORMAT_AFFINE2; f <= ESP_FORMAT_AFFINE8; f++) {
-        k->linear[f][ESP_ACT_F32] = (struct esp_linear){
-            .prepared_bytes = float_bytes, .prepare = prepare_f32, .product = product_float};
-        k->linear[f][ESP_ACT_BF16] = (struct esp_linear){
-            .prepared_bytes = float_bytes, .prepare = prepare_bf16, .product = product_float};
-        k->linear[f][ESP_ACT_INT8X2] = (struct esp_linear){
-            .prepared_bytes = int_bytes, .prepare = prepare_int8x2, .product = product_int};
-        k->linear[f][ESP_ACT_INT8] =
-            (struct esp_linear){.prepared_bytes = int_bytes, .prepare = prepare_int8, .product = product_int};
+        k->linear[f][ESP_ACT_F32] = (struct esp_linear){.prepared_bytes = float_bytes,
+                                                        .prepare = prepare_f32,
+                                                        .product = product_float,
+                                                        .paths = affine_paths};
+        k->linear[f][ESP_ACT_BF16] = (struct esp_linear){.prepared_bytes = float_bytes,
+                                                         .prepare = prepare_bf16,
+                                                         .product = product_float,
+                                                         .paths = affine_paths};
+        k->linear[f][ESP_ACT_INT8X2] = (struct esp_linear){.prepared_bytes = int_bytes,
+                                                           .prepare = prepare_int8x2,
+                                                           .product = product_int,
+                                                           .paths = affine_paths};
+        k->linear[f][ESP_ACT_INT8] = (struct esp_linear){.prepared_bytes = int_bytes,
+                                                         .prepare = prepare_int8,
+                                                         .product = product_int,
+                                                         .paths = affine_paths};
     }
 }

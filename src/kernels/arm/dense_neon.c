@@ -140,6 +140,9 @@ static void prepare_bf16(const struct esp_weight *w, const float *x, size_t ldx,
     }
 }
 
+static const struct esp_path dense_paths[] = {{"tiles of f32 dot products", ESP_SHAPE_ANY, 1},
+                                              {NULL, ESP_SHAPE_ANY, 0}};
+
 void esp_dense_init_neon(struct esp_kernels *k)
 {
     static const struct {
@@ -149,9 +152,11 @@ void esp_dense_init_neon(struct esp_kernels *k)
     } row[] = {{ESP_FORMAT_F32, product_f32}, {ESP_FORMAT_BF16, product_bf16}, {ESP_FORMAT_F16, product_f16}};
 
     for (size_t i = 0; i < sizeof row / sizeof row[0]; i++) {
-        k->linear[row[i].format][ESP_ACT_F32] =
-            (struct esp_linear){.prepared_bytes = prepared_bytes, .product = row[i].product};
-        k->linear[row[i].format][ESP_ACT_BF16] = (struct esp_linear){
-            .prepared_bytes = prepared_bytes, .prepare = prepare_bf16, .product = row[i].product};
+        k->linear[row[i].format][ESP_ACT_F32] = (struct esp_linear){
+            .prepared_bytes = prepared_bytes, .product = row[i].product, .paths = dense_paths};
+        k->linear[row[i].format][ESP_ACT_BF16] = (struct esp_linear){.prepared_bytes = prepared_bytes,
+                                                                     .prepare = prepare_bf16,
+                                                                     .product = row[i].product,
+                                                                     .paths = dense_paths};
     }
 }

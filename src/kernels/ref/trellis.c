@@ -203,11 +203,12 @@ void esp_ref_init_trellis(struct esp_kernels *k)
 {
     for (int f = ESP_FORMAT_TRELLIS1; f <= ESP_FORMAT_TRELLIS8; f++) {
         k->linear[f][ESP_ACT_F32] =
-            (struct esp_linear){prepared_float, prepare_f32, product_float, NULL, NULL};
+            (struct esp_linear){prepared_float, prepare_f32, product_float, NULL, NULL, NULL};
         k->linear[f][ESP_ACT_BF16] =
-            (struct esp_linear){prepared_float, prepare_bf16, product_float, NULL, NULL};
+            (struct esp_linear){prepared_float, prepare_bf16, product_float, NULL, NULL, NULL};
         k->linear[f][ESP_ACT_INT8X2] =
-            (struct esp_linear){prepared_int, prepare_int8x2, product_int, NULL, NULL};
-        k->linear[f][ESP_ACT_INT8] = (struct esp_linear){prepared_int, prepare_int8, product_int, NULL, NULL};
+            (struct esp_linear){prepared_int, prepare_int8x2, product_int, NULL, NULL, NULL};
+        k->linear[f][ESP_ACT_INT8] =
+            (struct esp_linear){prepared_int, prepare_int8, product_int, NULL, NULL, NULL};
     }
 }

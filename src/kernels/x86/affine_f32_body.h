@@ -344,13 +344,16 @@ static void bf16_prepare_4bit(const struct esp_weight *w, const float *x, size_t
     af32_prepare_rows(ORDER_4BIT, 1, w, x, ldx, n_row, out);
 }
 
+static const struct esp_path af32_paths[] = {{"tiles of f32, four outputs", ESP_SHAPE_ANY, 1},
+                                             {NULL, ESP_SHAPE_ANY, 0}};
+
 static void affine_f32_init(struct esp_kernels *k)
 {
     for (int f = ESP_FORMAT_AFFINE2; f <= ESP_FORMAT_AFFINE8; f++) {
         k->linear[f][ESP_ACT_F32] =
-            (struct esp_linear){af32_bytes, f32_prepare_natural, af32_product, NULL, NULL};
+            (struct esp_linear){af32_bytes, f32_prepare_natural, af32_product, NULL, NULL, af32_paths};
         k->linear[f][ESP_ACT_BF16] =
-            (struct esp_linear){af32_bytes, bf16_prepare_natural, af32_product, NULL, NULL};
+            (struct esp_linear){af32_bytes, bf16_prepare_natural, af32_product, NULL, NULL, af32_paths};
     }
     k->linear[ESP_FORMAT_AFFINE2][ESP_ACT_F32].prepare = f32_prepare_2bit;
     k->linear[ESP_FORMAT_AFFINE2][ESP_ACT_BF16].prepare = bf16_prepare_2bit;

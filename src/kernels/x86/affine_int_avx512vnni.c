@@ -17,16 +17,17 @@
 #include "kernels/x86/parts.h"
 
 enum {
-    TILE_ROWS = 4,      /* two terms, two halves: 16 integer sums and 8 of floats, of 32 registers */
+    TILE_ROWS = 8,      /* most rows of a tile; with two terms half of them: 16 integer sums either way */
     FEW_ROWS = 16,      /* up to here rows pass strip by strip, in the order of memory */
     STRIP_AHEAD = 8192, /* bytes asked for ahead of use */
     STRIP_BLOCK_BYTES = 256 * 1024, /* packed strips that stay in L2 while rows pass */
     RUN_ROWS = 48,                  /* rows whose sums wait while a run of unpacked weights passes */
 };
 
+/* An odd number of cache lines, so that the rows of a tile do not share the sets of a cache. */
 V_INLINE size_t int_bytes(uint32_t n_in, uint32_t group, int terms)
 {
-    return 8 * pad_to(n_in / group, VW) + (size_t)terms * n_in;
+    return pad_to(8 * pad_to(n_in / group, VW) + (size_t)terms * n_in, 64) | 64;
 }
 
 static size_t int8_bytes(uint32_t n_in, uint32_t group)
@@ -131,7 +132,7 @@ V_INLINE vi int_broadcast(const uint8_t *p)
     return vi_set1(four);
 }
 
-/* Exact sums of one group by row and half, of q1 and of q2. */
+/* Exact sums of one group by row and half, of q1 and of q2; those not used take no register. */
 struct strip_sums {
     vi one[TILE_ROWS][HALVES], two[TILE_ROWS][HALVES];
 };
@@ -162,9 +163,19 @@ V_INLINE void strip_unit(int bits, int terms, int n_row, const uint8_t *unit, co
     }
 }
 
-/* a += the sums of group g, with its scales and biases at p. */
+/*
+ * Where a tile's sums of floats are: in registers from the first group to the last, or, where the integer
+ * sums of a full tile leave no room, in memory. The barrier keeps the compiler from lifting them into
+ * registers that it would have to spill in the inner loop.
+ */
+V_INLINE int strip_held(int terms, int n_row)
+{
+    return terms * n_row < TILE_ROWS;
+}
+
+/* a, or where the tile's sums are not held acc, += the sums of group g, with its scales and biases at p. */
 V_INLINE void strip_group(int terms, int n_row, const struct strip_run *t, size_t g, const uint8_t *p,
-                          const struct strip_sums *sum, vf (*a)[HALVES])
+                          const struct strip_sums *sum, vf (*a)[HALVES], float *acc)
 {
     const size_t size = scale_bytes(t->scale);
 
@@ -177,14 +188,37 @@ V_INLINE void strip_group(int terms, int n_row, const struct strip_run *t, size_
         for (int r = 0; r < n_row; r++) {
             const float *s = (const float *)(const void *)(t->act + (size_t)r * t->act_bytes) + g;
             const vi all = terms == 2 ? vi_add(vi_shl(sum->one[r][h], 7), sum->two[r][h]) : sum->one[r][h];
+            float *at = acc + r * STRIP + h * VW;
+            vf x = strip_held(terms, n_row) ? a[r][h] : vf_load(at);
 
-            a[r][h] = vf_fma(bias, vf_set1(s[t->pad]), a[r][h]);
-            a[r][h] = vf_fma(vf_from_i(all), vf_mul(scale, vf_set1(s[0])), a[r][h]);
+            x = vf_fma(bias, vf_set1(s[t->pad]), x);
+            x = vf_fma(vf_from_i(all), vf_mul(scale, vf_set1(s[0])), x);
+            if (strip_held(terms, n_row))
+                a[r][h] = x;
+            else
+                vf_store(at, x);
         }
     }
 }
 
-/* acc [n_row][STRIP] += the run. */
+/* Sums so far: none before the first run. */
+V_INLINE void strip_begin(int held, int n_row, const struct strip_run *t, float *acc, vf (*a)[HALVES])
+{
+    V_UNROLL
+    for (int r = 0; r < n_row; r++) {
+        V_UNROLL
+        for (int h = 0; h < HALVES; h++) {
+            float *at = acc + r * STRIP + h * VW;
+
+            if (held)
+                a[r][h] = t->g0 ? vf_load(at) : vf_zero();
+            else if (t->g0 == 0)
+                vf_store(at, vf_zero());
+        }
+    }
+}
+
+/* acc [n_row][STRIP] += the run; the first run of a row sets it. */
 V_INLINE void strip_tile(int bits, int terms, int n_row, const struct strip_run *t, float *acc)
 {
     const size_t head = 2 * STRIP * scale_bytes(t->scale);
@@ -192,17 +226,14 @@ V_INLINE void strip_tile(int bits, int terms, int n_row, const struct strip_run 
     const uint8_t *q = t->act + 8 * t->pad + t->g0 * t->group * (size_t)terms;
     vf a[TILE_ROWS][HALVES];
 
-    V_UNROLL
-    for (int r = 0; r < n_row; r++) {
-        V_UNROLL
-        for (int h = 0; h < HALVES; h++)
-            a[r][h] = vf_load(acc + r * STRIP + h * VW);
-    }
+    strip_begin(strip_held(terms, n_row), n_row, t, acc, a);
     for (size_t g = t->g0; g < t->g1; g++) {
         const uint8_t *scales = p;
         struct strip_sums sum;
 
         strip_prefetch(p, 2);
+        if (!strip_held(terms, n_row))
+            __asm__ volatile("" ::: "memory");
         p += head;
         V_UNROLL
         for (int r = 0; r < n_row; r++) {
@@ -216,8 +247,10 @@ V_INLINE void strip_tile(int bits, int terms, int n_row, const struct strip_run 
             p += HALVES * 64 * bits;
             q += terms * STRIP_UNIT;
         }
-        strip_group(terms, n_row, t, g, scales, &sum, a);
+        strip_group(terms, n_row, t, g, scales, &sum, a, acc);
     }
+    if (!strip_held(terms, n_row))
+        return;
     V_UNROLL
     for (int r = 0; r < n_row; r++) {
         V_UNROLL
@@ -238,8 +271,11 @@ V_INLINE void strip_rows(int bits, int terms, const struct strip_run *t, uint32_
     case 3:
         strip_tile(bits, terms, 3, t, acc);
         break;
+    case 4:
+        strip_tile(bits, terms, 4, t, acc);
+        break;
     default:
-        strip_tile(bits, terms, TILE_ROWS, t, acc);
+        strip_tile(bits, terms, TILE_ROWS / terms, t, acc);
         break;
     }
 }
@@ -386,6 +422,7 @@ struct strip_call {
     const struct strip_format *f;
     struct strip_run run; /* of whole rows */
     strip_rows_fn rows;
+    const struct esp_path *paths; /* tiles */
     uint32_t n_row, o0, o1;
     float *y;
     size_t ldy;
@@ -396,13 +433,67 @@ static uint32_t at_most(uint32_t n, uint32_t most)
     return n < most ? n : most;
 }
 
+#define STRIP_TILES(shape, how)                                                                              \
+    {"strips of 32 outputs" how ", tile of 1 row", shape, 1},                                                \
+        {"strips of 32 outputs" how ", tile of 2 rows", shape, 2},                                           \
+        {"strips of 32 outputs" how ", tile of 3 rows", shape, 3},                                           \
+    {                                                                                                        \
+        "strips of 32 outputs" how ", tile of 4 rows", shape, 4                                              \
+    }
+#define STRIP_TILE_8(shape, how)                                                                             \
+    {                                                                                                        \
+        "strips of 32 outputs" how ", tile of 8 rows", shape, 8                                              \
+    }
+#define ON_THE_WAY ", packed on the way"
+
+/* What strip_rows() has instances of: the rows of a path are its tile. */
+static const struct esp_path int8_paths[] = {
+    STRIP_TILES(ESP_SHAPE_PACKED, ""),
+    STRIP_TILE_8(ESP_SHAPE_PACKED, ""),
+    STRIP_TILES(ESP_SHAPE_STORED, ON_THE_WAY),
+    STRIP_TILE_8(ESP_SHAPE_STORED, ON_THE_WAY),
+    {NULL, ESP_SHAPE_ANY, 0},
+};
+static const struct esp_path int8x2_paths[] = {
+    STRIP_TILES(ESP_SHAPE_PACKED, ""),
+    STRIP_TILES(ESP_SHAPE_STORED, ON_THE_WAY),
+    {NULL, ESP_SHAPE_ANY, 0},
+};
+
+/* Rows of the next tile where n are left. */
+static uint32_t tile_rows(const struct strip_call *c, uint32_t n)
+{
+    return esp_path_of(c->paths, c->w->packed ? ESP_SHAPE_PACKED : ESP_SHAPE_STORED, n)->rows;
+}
+
 /* acc [n_row][STRIP], outputs from o on. */
 static void strip_store(const struct strip_call *c, uint32_t o, uint32_t r, uint32_t n_row, const float *acc)
 {
-    const uint32_t n = at_most(c->o1 - o, STRIP);
+    float *y = c->y + (size_t)r * c->ldy + o;
 
-    for (uint32_t i = 0; i < n_row; i++)
-        memcpy(c->y + (size_t)(r + i) * c->ldy + o, acc + i * STRIP, n * sizeof *acc);
+    for (uint32_t i = 0; i < n_row; i++, y += c->ldy, acc += STRIP) {
+        if (c->o1 - o >= STRIP) {
+            vf_store(y, vf_load(acc));
+            vf_store(y + VW, vf_load(acc + VW));
+        } else {
+            memcpy(y, acc, (c->o1 - o) * sizeof *acc);
+        }
+    }
+}
+
+/*
+ * Ask for the lines that strip_store() will write, a tile's work ahead: with many rows they are far apart and
+ * come from the last cache or from memory, and stores that miss hold up those behind them. Inlined, because
+ * GCC drops calls of a function that only prefetches.
+ */
+V_INLINE void strip_expect(const struct strip_call *c, uint32_t o, uint32_t r, uint32_t n_row)
+{
+    const float *y = c->y + (size_t)r * c->ldy + o;
+
+    for (uint32_t i = 0; i < n_row; i++, y += c->ldy) {
+        __builtin_prefetch(y, 1);
+        __builtin_prefetch(y + at_most(c->o1 - o, STRIP) - 1, 1);
+    }
 }
 
 /* Rows [r, r + n_row), n_row <= TILE_ROWS, of the strips of outputs [o, oe). */
@@ -415,8 +506,8 @@ static void strip_pass(const struct strip_call *c, uint32_t r, uint32_t n_row, u
     for (; o < oe; o += STRIP) {
         float acc[TILE_ROWS * STRIP] __attribute__((aligned(64)));
 
-        memset(acc, 0, n_row * STRIP * sizeof *acc);
         t.strip = c->w->packed + o / STRIP * bytes;
+        strip_expect(c, o, r, n_row);
         c->rows(&t, n_row, acc);
         strip_store(c, o, r, n_row, acc);
     }
@@ -429,8 +520,10 @@ static void strip_packed(const struct strip_call *c)
     const uint32_t block = STRIP * (c->n_row <= FEW_ROWS || fit == 0 ? 1 : fit);
 
     for (uint32_t o = c->o0; o < c->o1; o += block) {
-        for (uint32_t r = 0; r < c->n_row; r += TILE_ROWS)
-            strip_pass(c, r, at_most(c->n_row - r, TILE_ROWS), o, o + at_most(c->o1 - o, block));
+        for (uint32_t r = 0, n; r < c->n_row; r += n) {
+            n = tile_rows(c, c->n_row - r);
+            strip_pass(c, r, n, o, o + at_most(c->o1 - o, block));
+        }
     }
 }
 
@@ -446,16 +539,16 @@ static void strip_unpacked(const struct strip_call *c)
         const uint32_t n_row = at_most(c->n_row - r0, RUN_ROWS);
 
         for (uint32_t o = c->o0; o < c->o1; o += STRIP) {
-            memset(acc, 0, n_row * STRIP * sizeof *acc);
             for (uint32_t i = 0; i < c->w->n_in; i += STRIP_RUN) {
                 const uint32_t n = at_most(c->w->n_in - i, STRIP_RUN);
 
                 c->f->pack(c->w, o, at_most(c->o1 - o, STRIP), i, n, buffer);
                 t.g0 = i / t.group;
                 t.g1 = (i + n) / t.group;
-                for (uint32_t r = 0; r < n_row; r += TILE_ROWS) {
+                for (uint32_t r = 0, n_tile; r < n_row; r += n_tile) {
+                    n_tile = tile_rows(c, n_row - r);
                     t.act = c->run.act + (r0 + r) * t.act_bytes;
-                    c->rows(&t, at_most(n_row - r, TILE_ROWS), acc + (size_t)r * STRIP);
+                    c->rows(&t, n_tile, acc + (size_t)r * STRIP);
                 }
             }
             strip_store(c, o, r0, n_row, acc);
@@ -470,6 +563,7 @@ V_INLINE void strip_product(int terms, const struct esp_weight *w, const void *a
     c->w = w;
     c->f = format_of(w);
     c->rows = c->f->rows[terms - 1];
+    c->paths = terms == 1 ? int8_paths : int8x2_paths;
     c->run = (struct strip_run){.act = act,
                                 .act_bytes = int_bytes(w->n_in, w->group, terms),
                                 .pad = pad_to(n_group, VW),
@@ -497,9 +591,9 @@ static void int8x2_product(const struct esp_weight *w, const void *act, uint32_t
 void esp_affine_int_init_avx512vnni(struct esp_kernels *k)
 {
     for (int f = ESP_FORMAT_AFFINE2; f <= ESP_FORMAT_AFFINE8; f++) {
-        k->linear[f][ESP_ACT_INT8] =
-            (struct esp_linear){int8_bytes, int8_prepare, int8_product, strip_pack_bytes, strip_pack};
-        k->linear[f][ESP_ACT_INT8X2] =
-            (struct esp_linear){int8x2_bytes, int8x2_prepare, int8x2_product, strip_pack_bytes, strip_pack};
+        k->linear[f][ESP_ACT_INT8] = (struct esp_linear){int8_bytes,       int8_prepare, int8_product,
+                                                         strip_pack_bytes, strip_pack,   int8_paths};
+        k->linear[f][ESP_ACT_INT8X2] = (struct esp_linear){int8x2_bytes,     int8x2_prepare, int8x2_product,
+                                                           strip_pack_bytes, strip_pack,     int8x2_paths};
     }
 }

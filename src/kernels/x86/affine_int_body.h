@@ -357,13 +357,16 @@ static void int8x2_prepare_4bit(const struct esp_weight *w, const float *x, size
     int_prepare_rows(ORDER_4BIT, 2, w, x, ldx, n_row, out);
 }
 
+static const struct esp_path int_paths[] = {{"tiles of byte dot products, four outputs", ESP_SHAPE_ANY, 1},
+                                            {NULL, ESP_SHAPE_ANY, 0}};
+
 static void affine_int_init(struct esp_kernels *k)
 {
     for (int f = ESP_FORMAT_AFFINE2; f <= ESP_FORMAT_AFFINE8; f++) {
         k->linear[f][ESP_ACT_INT8] =
-            (struct esp_linear){int8_bytes, int8_prepare_natural, int8_product, NULL, NULL};
+            (struct esp_linear){int8_bytes, int8_prepare_natural, int8_product, NULL, NULL, int_paths};
         k->linear[f][ESP_ACT_INT8X2] =
-            (struct esp_linear){int8x2_bytes, int8x2_prepare_natural, int8x2_product, NULL, NULL};
+            (struct esp_linear){int8x2_bytes, int8x2_prepare_natural, int8x2_product, NULL, NULL, int_paths};
     }
     k->linear[ESP_FORMAT_AFFINE2][ESP_ACT_INT8].prepare = int8_prepare_2bit;
     k->linear[ESP_FORMAT_AFFINE2][ESP_ACT_INT8X2].prepare = int8x2_prepare_2bit;

@@ -145,8 +145,11 @@ static void product(const struct esp_weight *w, const void *act, uint32_t n_row,
     }
 }
 
+static const struct esp_path bf16_paths[] = {{"bf16 dot products", ESP_SHAPE_ANY, 1},
+                                             {NULL, ESP_SHAPE_ANY, 0}};
+
 void esp_kernels_init_avx512bf16(struct esp_kernels *k)
 {
     k->linear[ESP_FORMAT_BF16][ESP_ACT_BF16] =
-        (struct esp_linear){prepared_bytes, prepare, product, NULL, NULL};
+        (struct esp_linear){prepared_bytes, prepare, product, NULL, NULL, bf16_paths};
 }

@@ -73,6 +73,9 @@ static void dense_product_f16(const struct esp_weight *w, const void *act, uint3
     dense_product(ESP_FORMAT_F16, w, act, n_row, o0, o1, y, ldy);
 }
 
+static const struct esp_path dense_paths[] = {{"tiles of f32 dot products, four outputs", ESP_SHAPE_ANY, 1},
+                                              {NULL, ESP_SHAPE_ANY, 0}};
+
 static void dense_init(struct esp_kernels *k)
 {
     static const struct {
@@ -87,9 +90,9 @@ static void dense_init(struct esp_kernels *k)
 
     for (size_t i = 0; i < sizeof row / sizeof row[0]; i++) {
         k->linear[row[i].format][ESP_ACT_F32] =
-            (struct esp_linear){dense_prepared_bytes, NULL, row[i].product, NULL, NULL};
-        k->linear[row[i].format][ESP_ACT_BF16] =
-            (struct esp_linear){dense_prepared_bytes, dense_prepare_bf16, row[i].product, NULL, NULL};
+            (struct esp_linear){dense_prepared_bytes, NULL, row[i].product, NULL, NULL, dense_paths};
+        k->linear[row[i].format][ESP_ACT_BF16] = (struct esp_linear){
+            dense_prepared_bytes, dense_prepare_bf16, row[i].product, NULL, NULL, dense_paths};
     }
 }
 

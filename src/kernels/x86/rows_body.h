@@ -101,9 +101,11 @@ static void rows_delta_gates(const float *b, const float *a, const float *a_neg,
     }
 }
 
-enum {
-    CONV_BLOCK = 4 * VW
-}; /* channels whose taps are transposed at once, and walked down the rows together */
+/*
+ * Channels whose taps are transposed at once, and walked down the rows together: rows are pages apart, and a
+ * kilobyte of each at a time is what hardware prefetching follows.
+ */
+enum { CONV_BLOCK = 256 };
 
 /* Channels [c, c + n), n <= CONV_BLOCK; taps [ESP_CONV_TAPS][CONV_BLOCK]. */
 static void rows_conv_row(const float *const *row, const float *taps, size_t c, size_t n, float *y)
@@ -138,6 +140,10 @@ static void rows_conv_silu(const float *tail, size_t ld_tail, const float *p, si
             for (size_t j = 0; j < ESP_CONV_TAPS; j++)
                 row[j] = t + j < ESP_CONV_TAPS - 1 ? tail + (t + j) * ld_tail
                                                    : p + (t + j - (ESP_CONV_TAPS - 1)) * ldp;
+            if (t + 1 < n_tok) {
+                for (size_t i = 0; i < n; i += 16) /* lines to be written next */
+                    __builtin_prefetch(y + (t + 1) * ldy + c + i, 1);
+            }
             rows_conv_row(row, taps, c, n, y + t * ldy);
         }
     }

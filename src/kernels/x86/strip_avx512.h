@@ -84,35 +84,6 @@ V_INLINE void strip_row(const struct esp_weight *w, int bits, size_t row, size_t
     codes_store_chunks(out + i, strip_codes(bits, tail));
 }
 
-/* v[p] lane o becomes v[o] lane p. */
-V_INLINE void strip_transpose(vi *v)
-{
-    vi t[16];
-
-    V_UNROLL
-    for (int i = 0; i < 16; i += 4) { /* 4 x 4 in lanes of 128 bits: t[i + c] lane l holds column 4l + c */
-        const vi ab = _mm512_unpacklo_epi32(v[i], v[i + 1]), cd = _mm512_unpacklo_epi32(v[i + 2], v[i + 3]);
-        const vi AB = _mm512_unpackhi_epi32(v[i], v[i + 1]), CD = _mm512_unpackhi_epi32(v[i + 2], v[i + 3]);
-
-        t[i] = _mm512_unpacklo_epi64(ab, cd);
-        t[i + 1] = _mm512_unpackhi_epi64(ab, cd);
-        t[i + 2] = _mm512_unpacklo_epi64(AB, CD);
-        t[i + 3] = _mm512_unpackhi_epi64(AB, CD);
-    }
-    V_UNROLL
-    for (int c = 0; c < 4; c++) { /* the same among whole lanes */
-        const vi lo = _mm512_shuffle_i32x4(t[c], t[4 + c], 0x44),
-                 hi = _mm512_shuffle_i32x4(t[c], t[4 + c], 0xee);
-        const vi LO = _mm512_shuffle_i32x4(t[8 + c], t[12 + c], 0x44);
-        const vi HI = _mm512_shuffle_i32x4(t[8 + c], t[12 + c], 0xee);
-
-        v[c] = _mm512_shuffle_i32x4(lo, LO, 0x88);
-        v[4 + c] = _mm512_shuffle_i32x4(lo, LO, 0xdd);
-        v[8 + c] = _mm512_shuffle_i32x4(hi, HI, 0x88);
-        v[12 + c] = _mm512_shuffle_i32x4(hi, HI, 0xdd);
-    }
-}
-
 /* Bits [from, from + n) of 8 pieces as one plane of n vectors. */
 V_INLINE uint8_t *strip_plane(const vi *piece, int from, int n, uint8_t *out)
 {
@@ -184,7 +155,7 @@ V_INLINE uint8_t *strip_pack_run(const struct esp_weight *w, int bits, uint32_t 
             if (i % 64 == 0) {
                 for (int r = 0; r < VW; r++)
                     piece[h][r] = _mm512_load_si512(code[h * VW + r] + i);
-                strip_transpose(piece[h]);
+                vi_transpose(piece[h]);
             }
             out = strip_store_unit(bits, piece[h] + at, out);
         }

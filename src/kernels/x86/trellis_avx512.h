@@ -101,10 +101,12 @@ V_INLINE vi hash_dot(vi acc, vi x, vi vv)
     return _mm512_dpwssd_epi32(acc, _mm512_maddubs_epi16(x, _mm512_set1_epi8(1)), vv);
 }
 
-/* acc + products of neighbouring int16. */
+/* acc + products of neighbouring int16. As text, because GCC 12 copies the accumulators of a loop back and
+ * forth around the builtin. */
 V_INLINE vi dot16(vi acc, vi a, vi b)
 {
-    return _mm512_dpwssd_epi32(acc, a, b);
+    __asm__("vpdpwssd %2, %1, %0" : "+v"(acc) : "v"(a), "v"(b));
+    return acc;
 }
 
 /* Lanes of a and b as int16: within each 128 bits four of a, then four of b. */

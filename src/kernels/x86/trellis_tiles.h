@@ -143,23 +143,6 @@ static void many1_block(int ints, const struct t_call *c, uint32_t o, uint32_t n
     }
 }
 
-static void many1(int ints, const struct t_decoder *d, const struct t_call *c)
-{
-    const size_t size = T_BLOCK * (ints ? sizeof(int16_t) : sizeof(float));
-    uint8_t values[T_OUTS * T_BLOCK * sizeof(float)] __attribute__((aligned(64)));
-
-    for (uint32_t o = c->o0; o < c->o1; o += T_OUTS) {
-        const uint32_t n = c->o1 - o < T_OUTS ? c->o1 - o : T_OUTS;
-
-        for (size_t b = 0; b < t_blocks(c->w->n_in); b++) {
-            for (uint32_t i = 0; i < (n + 3) / 4 * 4;
-                 i++) /* whole tiles of four: past the end the last one again */
-                d->block(c, ints, esp_trellis_block(c->w, o + (i < n ? i : n - 1), b), values + i * size);
-            many1_block(ints, c, o, n, b, values);
-        }
-    }
-}
-
 /* ---- axis 0: four vectors of outputs, a strip of inputs ---- */
 
 V_INLINE void tile0_int(int n_row, const int16_t *values, size_t n, const int16_t *const *v,
@@ -214,16 +197,21 @@ V_INLINE void tile0_float(int n_row, const float *values, size_t n, const float 
     }
 }
 
-/* y: output of the last lane of group 0 of the chunk's last vector, see t_out(); columns run backwards in a
- * chunk. */
-V_INLINE float *t_out(float *y, int q)
+/* Where the vector of group q lies among a chunk's outputs; columns run backwards in a chunk. */
+V_INLINE size_t t_out(int q)
 {
-    return y + (T_CHUNK - 1 - q) * VW;
+    return (size_t)(T_CHUNK - 1 - q) * VW;
 }
 
-/* Add a strip of n inputs from i0 on to n_row rows of a chunk of outputs at y. */
-V_INLINE void tile0(int ints, int n_row, const struct t_call *c, uint32_t r, size_t i0, size_t n,
-                    const void *values, float *y)
+/* Values of inputs [i0, i0 + n) for a chunk of outputs. */
+struct t_part {
+    size_t i0, n;
+    const void *values;
+    const float *factors; /* of the outputs, which the finished sums are multiplied by, or NULL */
+};
+
+/* Add a part to n_row rows of a chunk of outputs at y. */
+V_INLINE void tile0(int ints, int n_row, const struct t_call *c, uint32_t r, const struct t_part *p, float *y)
 {
     const int16_t *v[T_ROWS];
     const float *z[T_ROWS];
@@ -237,49 +225,64 @@ V_INLINE void tile0(int ints, int n_row, const struct t_call *c, uint32_t r, siz
         if (ints) {
             const struct t_row q = t_row_at(row, c->w->n_in);
 
-            v[i] = q.v + i0;
-            s[i] = q.s[i0 / T_BLOCK];
+            v[i] = q.v + p->i0;
+            s[i] = q.s[p->i0 / T_BLOCK];
         } else {
-            z[i] = (const float *)(const void *)row + i0;
+            z[i] = (const float *)(const void *)row + p->i0;
         }
     }
     if (ints)
-        tile0_int(n_row, values, n, v, sum);
+        tile0_int(n_row, p->values, p->n, v, sum);
     else
-        tile0_float(n_row, values, n, z, part);
+        tile0_float(n_row, p->values, p->n, z, part);
     V_UNROLL
     for (int i = 0; i < n_row; i++) {
         V_UNROLL
         for (int q = 0; q < T_CHUNK; q++) {
-            float *at = t_out(y + (size_t)i * c->ldy, q);
-            const vf acc = i0 ? t_reverse(vf_load(at)) : vf_zero();
+            float *at = y + (size_t)i * c->ldy + t_out(q);
+            const vf acc = p->i0 ? vf_load(at) : vf_zero();
+            vf x = ints ? vf_fma(t_reverse(vf_from_i(sum[i][q])), vf_set1(s[i]), acc)
+                        : vf_add(acc, t_reverse(part[i][q]));
 
-            vf_store(at, t_reverse(ints ? vf_fma(vf_from_i(sum[i][q]), vf_set1(s[i]), acc)
-                                        : vf_add(acc, part[i][q])));
+            if (p->factors)
+                x = vf_mul(x, vf_load(p->factors + t_out(q)));
+            vf_store(at, x);
         }
     }
 }
 
-static void tile0_rows(int ints, uint32_t n_row, const struct t_call *c, uint32_t r, size_t i0, size_t n,
-                       const void *values, float *y)
+static void tile0_rows(int ints, uint32_t n_row, const struct t_call *c, uint32_t r, const struct t_part *p,
+                       float *y)
 {
     switch (n_row) {
     case 1:
-        ints ? tile0(1, 1, c, r, i0, n, values, y) : tile0(0, 1, c, r, i0, n, values, y);
+        ints ? tile0(1, 1, c, r, p, y) : tile0(0, 1, c, r, p, y);
         break;
     case 2:
-        ints ? tile0(1, 2, c, r, i0, n, values, y) : tile0(0, 2, c, r, i0, n, values, y);
+        ints ? tile0(1, 2, c, r, p, y) : tile0(0, 2, c, r, p, y);
         break;
 #if T_ROWS > 2
     case 3:
-        ints ? tile0(1, 3, c, r, i0, n, values, y) : tile0(0, 3, c, r, i0, n, values, y);
+        ints ? tile0(1, 3, c, r, p, y) : tile0(0, 3, c, r, p, y);
         break;
     case 4:
-        ints ? tile0(1, 4, c, r, i0, n, values, y) : tile0(0, 4, c, r, i0, n, values, y);
+        ints ? tile0(1, 4, c, r, p, y) : tile0(0, 4, c, r, p, y);
         break;
 #endif
     default:
         break;
+    }
+}
+
+/* All rows of the call. */
+static void tile0_all(int ints, const struct t_call *c, const struct t_part *p, float *y)
+{
+    for (uint32_t r = 0; r < c->n_row; r += T_ROWS, y += T_ROWS * c->ldy) {
+        for (uint32_t i = r + T_ROWS; i < c->n_row && i < r + 2 * T_ROWS; i++) { /* lines of the next tile */
+            for (uint32_t j = 0; j < T_CHUNK_COLS; j += 16)
+                __builtin_prefetch(y + (size_t)(i - r) * c->ldy + j, 1);
+        }
+        tile0_rows(ints, c->n_row - r < T_ROWS ? c->n_row - r : T_ROWS, c, r, p, y);
     }
 }
 
@@ -297,17 +300,115 @@ static void many0(int ints, const struct t_decoder *d, const struct t_call *c)
 
             for (size_t i0 = 0; i0 < c->w->n_in; i0 += most) {
                 const struct t_strip strip = t_strip_at(c, b, i0, most);
+                const struct t_part part = {i0, strip.n, values, NULL};
 
                 d->chunk(c, ints, chunk, &strip, values);
-                for (uint32_t r = 0; r < c->n_row; r += T_ROWS)
-                    tile0_rows(ints, c->n_row - r < T_ROWS ? c->n_row - r : T_ROWS, c, r, i0, strip.n, values,
-                               y + (size_t)r * c->ldy);
+                tile0_all(ints, c, &part, y);
             }
         }
     }
 }
 
+/* ---- axis 1 again ---- */
+
+#if T_ROWS > 2 /* the other width multiplies along axis 0 no faster */
+
+/* Values of block b of T_CHUNK_COLS outputs from o on, as d->chunk() has them; columns backwards too. */
+static void turn_block(const struct t_decoder *d, const struct t_call *c, uint32_t o, size_t b, int16_t *out)
+{
+    int16_t values[VW * T_BLOCK] __attribute__((aligned(64)));
+
+    for (uint32_t q = 0; q < T_CHUNK; q++) {
+        for (uint32_t i = 0; i < VW; i++)
+            d->block(c, 1, esp_trellis_block(c->w, o + T_CHUNK_COLS - 1 - (q * VW + i), b),
+                     values + i * T_BLOCK);
+        for (size_t j = 0; j < T_BLOCK / 2; j += VW) { /* pairs of inputs */
+            vi v[VW];
+
+            V_UNROLL
+            for (int i = 0; i < VW; i++)
+                v[i] = t_load(values + i * T_BLOCK + 2 * j);
+            vi_transpose(v);
+            V_UNROLL
+            for (int i = 0; i < VW; i++)
+                t_store(out + ((j + (size_t)i) * T_CHUNK + q) * 2 * VW, v[i]);
+        }
+    }
+}
+
+/* Outputs [o, o + T_CHUNK_COLS) of more rows than a tile takes: lanes become outputs, so that no sum crosses
+ * lanes. */
+static void turned(const struct t_decoder *d, const struct t_call *c, uint32_t o)
+{
+    int16_t values[T_BLOCK * T_CHUNK_COLS] __attribute__((aligned(64)));
+    float factors[T_CHUNK_COLS];
+    const size_t n_block = t_blocks(c->w->n_in);
+
+    for (uint32_t i = 0; i < T_CHUNK_COLS; i++)
+        factors[i] = t_factor(c->w, o + i);
+    for (size_t b = 0; b < n_block; b++) {
+        const struct t_part part = {b * T_BLOCK, T_BLOCK, values, b + 1 == n_block ? factors : NULL};
+
+        turn_block(d, c, o, b, values);
+        tile0_all(1, c, &part, c->y + o);
+    }
+}
+
+#endif
+
+static void many1(int ints, int turns, const struct t_decoder *d, const struct t_call *c)
+{
+    const size_t size = T_BLOCK * (ints ? sizeof(int16_t) : sizeof(float));
+    uint8_t values[T_OUTS * T_BLOCK * sizeof(float)] __attribute__((aligned(64)));
+
+    uint32_t o = c->o0;
+
+#if T_ROWS > 2
+    for (; turns && c->o1 - o >= T_CHUNK_COLS; o += T_CHUNK_COLS)
+        turned(d, c, o);
+#endif
+    (void)turns;
+    for (; o < c->o1; o += T_OUTS) {
+        const uint32_t n = c->o1 - o < T_OUTS ? c->o1 - o : T_OUTS;
+
+        for (size_t b = 0; b < t_blocks(c->w->n_in); b++) {
+            for (uint32_t i = 0; i < (n + 3) / 4 * 4;
+                 i++) /* whole tiles of four: past the end the last one again */
+                d->block(c, ints, esp_trellis_block(c->w, o + (i < n ? i : n - 1), b), values + i * size);
+            many1_block(ints, c, o, n, b, values);
+        }
+    }
+}
+
 /* ---- the table's entries ---- */
+
+enum t_path {
+    T_ONE1,
+    T_MANY1,
+    T_ONE0,
+    T_MANY0,
+#if T_ROWS > 2
+    T_TURNED,
+#endif
+    T_PATHS
+};
+
+static const struct esp_path t_int_paths[] = {
+    [T_ONE1] = {"bytes of hashes times activations, four outputs", ESP_SHAPE_AXIS1, 1},
+    [T_MANY1] = {"values by block, tiles of four outputs", ESP_SHAPE_AXIS1, 2},
+#if T_ROWS > 2
+    [T_TURNED] = {"values by block, turned, an output a lane", ESP_SHAPE_AXIS1, T_ROWS + 1},
+#endif
+    [T_ONE0] = {"bytes of hashes times activations, an output a lane", ESP_SHAPE_AXIS0, 1},
+    [T_MANY0] = {"values by strip, an output a lane", ESP_SHAPE_AXIS0, 2},
+    [T_PATHS] = {NULL, ESP_SHAPE_ANY, 0},
+};
+
+static const struct esp_path t_float_paths[] = {
+    {"values by block in f32, tiles of four outputs", ESP_SHAPE_AXIS1, 1},
+    {"values by strip in f32, an output a lane", ESP_SHAPE_AXIS0, 1},
+    {NULL, ESP_SHAPE_ANY, 0},
+};
 
 static void t_product_int(const struct esp_weight *w, const void *act, uint32_t n_row, uint32_t o0,
                           uint32_t o1, float *y, size_t ldy)
@@ -316,10 +417,27 @@ static void t_product_int(const struct esp_weight *w, const void *act, uint32_t 
     const struct t_decoder *d = t_decoder_of(k);
     const struct t_call c = {w, act, t_int_bytes(w->n_in, 0), n_row, o0, o1, y, ldy, window_of(k), k};
 
-    if (n_row == 1)
-        (w->axis ? d->one1 : d->one0)(&c);
-    else
-        (w->axis ? many1 : many0)(1, d, &c);
+    if (n_row == 0)
+        return;
+    switch (esp_path_of(t_int_paths, w->axis ? ESP_SHAPE_AXIS1 : ESP_SHAPE_AXIS0, n_row) - t_int_paths) {
+    case T_ONE1:
+        d->one1(&c);
+        break;
+    case T_MANY1:
+        many1(1, 0, d, &c);
+        break;
+#if T_ROWS > 2
+    case T_TURNED:
+        many1(1, 1, d, &c);
+        break;
+#endif
+    case T_ONE0:
+        d->one0(&c);
+        break;
+    default:
+        many0(1, d, &c);
+        break;
+    }
 }
 
 static void t_product_float(const struct esp_weight *w, const void *act, uint32_t n_row, uint32_t o0,
@@ -329,20 +447,23 @@ static void t_product_float(const struct esp_weight *w, const void *act, uint32_
     const struct t_decoder *d = t_decoder_of(k);
     const struct t_call c = {w, act, t_float_bytes(w->n_in, 0), n_row, o0, o1, y, ldy, window_of(k), k};
 
-    (w->axis ? many1 : many0)(0, d, &c);
+    if (w->axis)
+        many1(0, 0, d, &c);
+    else
+        many0(0, d, &c);
 }
 
 static void trellis_init(struct esp_kernels *k)
 {
     for (int f = ESP_FORMAT_TRELLIS1; f <= ESP_FORMAT_TRELLIS8; f++) {
         k->linear[f][ESP_ACT_F32] =
-            (struct esp_linear){t_float_bytes, t_prepare_f32, t_product_float, NULL, NULL};
+            (struct esp_linear){t_float_bytes, t_prepare_f32, t_product_float, NULL, NULL, t_float_paths};
         k->linear[f][ESP_ACT_BF16] =
-            (struct esp_linear){t_float_bytes, t_prepare_bf16, t_product_float, NULL, NULL};
+            (struct esp_linear){t_float_bytes, t_prepare_bf16, t_product_float, NULL, NULL, t_float_paths};
         k->linear[f][ESP_ACT_INT8X2] =
-            (struct esp_linear){t_int_bytes, t_prepare_int8x2, t_product_int, NULL, NULL};
+            (struct esp_linear){t_int_bytes, t_prepare_int8x2, t_product_int, NULL, NULL, t_int_paths};
         k->linear[f][ESP_ACT_INT8] =
-            (struct esp_linear){t_int_bytes, t_prepare_int8, t_product_int, NULL, NULL};
+            (struct esp_linear){t_int_bytes, t_prepare_int8, t_product_int, NULL, NULL, t_int_paths};
     }
 }
 

@@ -302,6 +302,35 @@ V_INLINE void vi_store_int8(int8_t *p, vi a)
     _mm_storeu_si128((__m128i *)(void *)p, _mm512_cvtepi32_epi8(a));
 }
 
+/* VW vectors: v[p] lane o becomes v[o] lane p. */
+V_INLINE void vi_transpose(vi *v)
+{
+    vi t[16];
+
+    V_UNROLL
+    for (int i = 0; i < 16; i += 4) { /* 4 x 4 in lanes of 128 bits: t[i + c] lane l holds column 4l + c */
+        const vi ab = _mm512_unpacklo_epi32(v[i], v[i + 1]), cd = _mm512_unpacklo_epi32(v[i + 2], v[i + 3]);
+        const vi AB = _mm512_unpackhi_epi32(v[i], v[i + 1]), CD = _mm512_unpackhi_epi32(v[i + 2], v[i + 3]);
+
+        t[i] = _mm512_unpacklo_epi64(ab, cd);
+        t[i + 1] = _mm512_unpackhi_epi64(ab, cd);
+        t[i + 2] = _mm512_unpacklo_epi64(AB, CD);
+        t[i + 3] = _mm512_unpackhi_epi64(AB, CD);
+    }
+    V_UNROLL
+    for (int c = 0; c < 4; c++) { /* the same among whole lanes */
+        const vi lo = _mm512_shuffle_i32x4(t[c], t[4 + c], 0x44),
+                 hi = _mm512_shuffle_i32x4(t[c], t[4 + c], 0xee);
+        const vi LO = _mm512_shuffle_i32x4(t[8 + c], t[12 + c], 0x44);
+        const vi HI = _mm512_shuffle_i32x4(t[8 + c], t[12 + c], 0xee);
+
+        v[c] = _mm512_shuffle_i32x4(lo, LO, 0x88);
+        v[4 + c] = _mm512_shuffle_i32x4(lo, LO, 0xdd);
+        v[8 + c] = _mm512_shuffle_i32x4(hi, HI, 0x88);
+        v[12 + c] = _mm512_shuffle_i32x4(hi, HI, 0xdd);
+    }
+}
+
 /* Lane i of the result: lane index[i] of a. */
 V_INLINE vf vf_lanes(vf a, vi index)
 {

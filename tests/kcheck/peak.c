@@ -1,0 +1,63 @@
+/*
+ * The arithmetic peak beside which kcheck sets integer products: byte dot products of AVX-512 VNNI on
+ * registers alone, in twelve sums, enough to cover the latency of each.
+ *
+ * SPDX-License-Identifier: MIT
+ */
+#include "kcheck.h"
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+
+enum { SUMS = 12, ROUNDS = 4096, OPS = 128 /* of one instruction: 64 multiply-adds */ };
+
+struct peak_call {
+    int32_t sum; /* keeps the work alive */
+};
+
+#define SUM(x) __asm__("vpdpbusd %2, %1, %0" : "+v"(x) : "v"(a), "v"(b)) /* as text: no compiler folds it */
+
+__attribute__((target("avx512f,avx512vnni"))) static void dots(void *ctx)
+{
+    struct peak_call *call = ctx;
+    const __m512i a = _mm512_set1_epi32(0x01020304), b = _mm512_set1_epi32(0x01010101);
+    __m512i s0 = a, s1 = a, s2 = a, s3 = a, s4 = a, s5 = a, s6 = a, s7 = a, s8 = a, s9 = a, s10 = a, s11 = a;
+
+    for (int r = 0; r < ROUNDS; r++) {
+        SUM(s0);
+        SUM(s1);
+        SUM(s2);
+        SUM(s3);
+        SUM(s4);
+        SUM(s5);
+        SUM(s6);
+        SUM(s7);
+        SUM(s8);
+        SUM(s9);
+        SUM(s10);
+        SUM(s11);
+    }
+    s0 = _mm512_add_epi32(_mm512_add_epi32(s0, s1), _mm512_add_epi32(s2, s3));
+    s4 = _mm512_add_epi32(_mm512_add_epi32(s4, s5), _mm512_add_epi32(s6, s7));
+    s8 = _mm512_add_epi32(_mm512_add_epi32(s8, s9), _mm512_add_epi32(s10, s11));
+    s0 = _mm512_add_epi32(_mm512_add_epi32(s0, s4), s8);
+    call->sum += _mm_cvtsi128_si32(_mm512_castsi512_si128(s0));
+}
+
+double kc_dot_peak(void)
+{
+    struct peak_call call = {0};
+
+    if (!__builtin_cpu_supports("avx512f") || !__builtin_cpu_supports("avx512vnni"))
+        return 0;
+    return (double)SUMS * ROUNDS * OPS / kc_time(dots, &call) * 1e-9;
+}
+
+#else
+
+double kc_dot_peak(void)
+{
+    return 0;
+}
+
+#endif
