@@ -405,7 +405,7 @@ static esp_status refusal(struct esp_service *v, uint32_t n_choice, esp_error *e
 }
 
 /* What no service would take. */
-static esp_status check(const struct esp_service_request *r, esp_error *err)
+static esp_status check_request(const struct esp_service_request *r, esp_error *err)
 {
     if (r->n_choice > ESP_SERVICE_MAX_CHOICES)
         return esp_fail(err, ESP_EINVAL, "n %u; 1 to %d choices are possible", r->n_choice,
@@ -423,25 +423,32 @@ static esp_status check(const struct esp_service_request *r, esp_error *err)
     return ESP_OK;
 }
 
+/* Into the inbox, behind its like; with the lock. */
+static void put(struct esp_service *v, struct esp_service_job *j)
+{
+    struct esp_service_job **tail = &v->inbox;
+
+    v->n_pending += j->r.n_choice;
+    while (*tail && (!j->r.goes_on || (*tail)->r.goes_on))
+        tail = &(*tail)->next;
+    j->next = *tail;
+    *tail = j;
+    pthread_cond_signal(&v->work);
+}
+
 esp_status esp_service_submit(struct esp_service *v, const struct esp_service_request *r, uint64_t *id,
                               esp_error *err)
 {
-    struct esp_service_job *j = NULL, **tail;
+    struct esp_service_job *j = NULL;
     esp_status s;
 
-    ESP_TRY(check(r, err));
+    ESP_TRY(check_request(r, err));
     ESP_TRY(esp_service_job_make(&j, r, err));
     pthread_mutex_lock(&v->lock);
     s = r->goes_on && !v->stop ? ESP_OK : refusal(v, j->r.n_choice, err);
     if (s == ESP_OK) {
         *id = j->id = ++v->n_id;
-        v->n_pending += j->r.n_choice;
-        tail = &v->inbox;
-        while (*tail && (!r->goes_on || (*tail)->r.goes_on))
-            tail = &(*tail)->next;
-        j->next = *tail;
-        *tail = j;
-        pthread_cond_signal(&v->work);
+        put(v, j);
     }
     pthread_mutex_unlock(&v->lock);
     if (s != ESP_OK) {

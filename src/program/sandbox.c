@@ -68,6 +68,14 @@ static int add_names(scmp_filter_ctx f, uint32_t action, const char *const *name
     return 0;
 }
 
+/* The call when argument number arg is value. */
+static int add_equal(scmp_filter_ctx f, int call, unsigned arg, scmp_datum_t value)
+{
+    const struct scmp_arg_cmp is = {.arg = arg, .op = SCMP_CMP_EQ, .datum_a = value};
+
+    return seccomp_rule_add_array(f, SCMP_ACT_ALLOW, call, 1, &is);
+}
+
 /* Calls by what their arguments say. */
 static int add_arguments(scmp_filter_ctx f)
 {
@@ -77,10 +85,9 @@ static int add_arguments(scmp_filter_ctx f)
     if (rc == 0)
         rc = seccomp_rule_add(f, SCMP_ACT_ERRNO(ENOSYS), SCMP_SYS(clone3), 0);
     for (size_t i = 0; rc == 0 && i < LENGTH(ioctls); i++)
-        rc = seccomp_rule_add(f, SCMP_ACT_ALLOW, SCMP_SYS(ioctl), 1, SCMP_A1(SCMP_CMP_EQ, ioctls[i]));
+        rc = add_equal(f, SCMP_SYS(ioctl), 1, ioctls[i]);
     for (size_t i = 0; rc == 0 && i < LENGTH(prctls); i++)
-        rc = seccomp_rule_add(f, SCMP_ACT_ALLOW, SCMP_SYS(prctl), 1,
-                              SCMP_A0(SCMP_CMP_EQ, (scmp_datum_t)prctls[i]));
+        rc = add_equal(f, SCMP_SYS(prctl), 0, (scmp_datum_t)prctls[i]);
     return rc;
 }
 

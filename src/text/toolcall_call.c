@@ -39,13 +39,16 @@ enum esp_turn_match esp_turn_match_open(const char *s, size_t n, const char *wor
                                         char name[ESP_TURN_MAX_NAME + 1], size_t *len)
 {
     const enum esp_turn_match m = esp_turn_match(s, n, word);
-    size_t i = strlen(word);
+    size_t i = strlen(word), space;
 
     if (m != YES)
         return m;
-    i += esp_turn_spaces(s + i, n - i);
+    space = esp_turn_spaces(s + i, n - i);
+    i += space;
+    if (space > ESP_TURN_MAX_SPACES) /* whatever follows: the answer must not depend on what is there yet */
+        return NO;
     if (i == n)
-        return i < ESP_TURN_MAX_SPACES + 16 ? PART : NO;
+        return PART;
     if (s[i++] != '=')
         return NO;
     i += esp_turn_spaces(s + i, n - i);

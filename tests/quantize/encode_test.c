@@ -373,7 +373,7 @@ static void bench(void **state)
                 best[run % 2] = s < best[run % 2] ? s : best[run % 2];
                 drop(e, pool);
             }
-            printf("trellis_encode/%s/k%u: %.2f Mweights/s of one core, %.2f times that of two\n",
+            printf("trellis_encode/%s/k%u: %.2f Mweights/s of one core, two do %.2f times that\n",
                    esp_cpu_level_name((enum esp_cpu_level)level), k, N / best[0] * 1e-6, best[0] / best[1]);
         }
 }

@@ -432,7 +432,7 @@ def anthropic_turns(s, turns):
                                          tool_choice={"type": "auto"}) as stream:
             r = stream.get_final_message()
         u = r.usage
-        rows.append((u.input_tokens + u.cache_read_input_tokens, u.cache_read_input_tokens))
+        rows.append((u.input_tokens + u.cache_read_input_tokens + (u.cache_creation_input_tokens or 0), u.cache_read_input_tokens))
         messages = messages + [{"role": "assistant", "content": [b.model_dump(exclude_none=True) for b in r.content]}]
         uses = [b for b in r.content if b.type == "tool_use"]
         messages += [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": b.id, "content": "a thing"}
