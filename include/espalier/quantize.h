@@ -104,6 +104,8 @@ typedef struct esp_compare_opts {
     uint32_t threads; /* 0: one per core */
     const char
         *kv; /* cached keys and values of the others, as in esp_engine_opts; NULL: f32, as the base has */
+    uint32_t kv_start; /* of the others, as in esp_engine_opts */
+    const char *state; /* ditto; NULL: f32, as the base has */
     esp_quantize_progress_fn progress;
     void *progress_user;
 } esp_compare_opts;

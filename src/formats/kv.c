@@ -416,6 +416,12 @@ void esp_kv_decode_value(const struct esp_kv_scheme *s, uint32_t d, const uint8_
     }
 }
 
+void esp_kv_rotate(const struct esp_kv_scheme *s, uint32_t d, float *x)
+{
+    if (esp_kv_rotated(s))
+        esp_turbo_rotate(x, d);
+}
+
 void esp_kv_unrotate(const struct esp_kv_scheme *s, uint32_t d, float *x)
 {
     if (esp_kv_rotated(s))

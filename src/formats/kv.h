@@ -71,6 +71,8 @@ uint32_t esp_kv_encode_value(const struct esp_kv_scheme *s, uint32_t head_dim, c
  * esp_kv_rotated(). */
 void esp_kv_decode_key(const struct esp_kv_scheme *s, uint32_t head_dim, const uint8_t *row, float *out);
 void esp_kv_decode_value(const struct esp_kv_scheme *s, uint32_t head_dim, const uint8_t *row, float *out);
+/* Into the basis of stored values, in place: the inverse of esp_kv_unrotate(). */
+void esp_kv_rotate(const struct esp_kv_scheme *s, uint32_t head_dim, float *x);
 /* Bring sums of stored values back into the head's own basis, in place; nothing to do unless rotated. */
 void esp_kv_unrotate(const struct esp_kv_scheme *s, uint32_t head_dim, float *x);
 

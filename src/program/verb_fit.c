@@ -35,6 +35,7 @@ static esp_status total(const struct fit *f, uint32_t ctx, uint32_t rows, uint64
     o.context = ctx;
     o.max_seqs = rows;
     o.kv_tokens = rows_tokens(ctx, rows);
+    o.kv_start = o.kv_start < ctx ? o.kv_start : ctx; /* shorter contexts are exact as a whole */
     o.memory_budget = 0;
     ESP_TRY(esp_engine_plan(f->session.model, &o, &p, err));
     *out = p.total;

@@ -221,6 +221,9 @@ static esp_status open_all(struct models *m, const char *base, const char *const
         ro.level = m->model[i]->level;
         ro.threads = m->model[i]->n_thread;
         ro.kv = i ? o->kv : NULL;
+        ro.kv_start = i ? o->kv_start : 0;
+        if (i && o->state)
+            ESP_TRY(esp_recurrent_parse(&ro.state, o->state, err));
         ESP_TRY(esp_runner_open(&m->runner[i], m->model[i]->net, &ro, err));
     }
     return ESP_OK;
@@ -253,6 +256,9 @@ esp_status esp_compare(const char *base, const char *const *other, size_t n_othe
         return esp_fail(err, ESP_EINVAL,
                         "comparison of %zu models on %zu tokens in windows of %u; 1 to %d models, 2 tokens",
                         n_other, n, opts->window, MAX_OTHERS);
+    if (opts->kv_start > opts->window)
+        return esp_fail(err, ESP_EINVAL, "kv_start %u; at most the window, %u, is possible", opts->kv_start,
+                        opts->window);
     m = esp_alloc(sizeof *m);
     if (!m)
         return esp_fail(err, ESP_ENOMEM, "comparison: out of memory");
