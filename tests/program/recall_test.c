@@ -222,13 +222,13 @@ static void test_program(void **state)
     (void)state;
     snprintf(a, sizeof a, "%s/a.jsonl", dir);
     snprintf(b, sizeof b, "%s/b.jsonl", dir);
-    r = RUN(NULL, P, "eval", M, "--lengths", "460,500", "--limit", "1", "--samples", a, "--json");
+    r = RUN(NULL, P, "eval", M, "--lengths", "500,560", "--limit", "1", "--samples", a, "--json");
     run_code(&r, 0);
     j = json_loads(r.out, 0, NULL);
     assert_int_equal(json_array_size(json_object_get(j, "results")), 4);
     json_decref(j);
     run_free(&r);
-    r = RUN(NULL, P, "eval", M, "--lengths", "460,500", "--limit", "1", "--samples", b, "--kv", "turbo:k2v2",
+    r = RUN(NULL, P, "eval", M, "--lengths", "500,560", "--limit", "1", "--samples", b, "--kv", "turbo:k2v2",
             "--kv-start", "16", "--state", "q8", "--min", "needle=1");
     run_code(&r, 7);
     run_says(&r, "below the limit");

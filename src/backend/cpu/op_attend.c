@@ -330,7 +330,7 @@ static uint32_t append_row(const struct esp_plan *p, const struct esp_layout_kv 
     const uint32_t d = p->pools.layout.head_dim;
 
     if (a->scheme.kind != ESP_KV_KIND_BF16)
-        return which ? esp_kv_encode_value(&a->scheme, d, x, dst) : esp_kv_encode_key(&a->scheme, d, x, dst);
+        return p->dev->k.kv_encode[which](&a->scheme, d, x, dst);
     p->dev->k.f32_to_bf16(x, (uint16_t *)(void *)dst, d);
     return 0;
 }
