@@ -64,6 +64,9 @@ static esp_status resolve_scheduling(esp_engine_opts *o, esp_error *err)
 
 static esp_status resolve_cache(esp_engine_opts *o, esp_error *err)
 {
+    if (o->kv_start > o->context)
+        return esp_fail(err, ESP_EINVAL, "kv_start %u; at most the context, %u, is possible", o->kv_start,
+                        o->context);
     if (o->checkpoints > ESP_LIMIT_STATE_CHECKPOINTS)
         return esp_fail(err, ESP_EINVAL, "checkpoints %u; at most %u are possible", o->checkpoints,
                         ESP_LIMIT_STATE_CHECKPOINTS);
@@ -159,9 +162,6 @@ esp_status esp_engine_resolve(const struct esp_model *m, const esp_engine_opts *
     if (o.context > model_context)
         return esp_fail(err, ESP_EINVAL, "context %u; the model was made for at most %u positions", o.context,
                         model_context);
-    if (o.kv_start > o.context)
-        return esp_fail(err, ESP_EINVAL, "kv_start %u; at most the context, %u, is possible", o.kv_start,
-                        o.context);
     if (o.max_seqs == 0)
         o.max_seqs = DEFAULT_SEQS;
     if (o.max_seqs > MAX_SEQS)
