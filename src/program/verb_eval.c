@@ -464,12 +464,14 @@ int esp_verb_eval(const struct esp_options *o)
     struct eval e = {.opt = o};
     esp_error err = {0};
     esp_status s = prepare(&e, &err);
+    int code;
 
     if (s == ESP_OK)
         s = run_all(&e, &err);
     if (e.samples && fclose(e.samples) != 0 && s == ESP_OK)
         s = esp_fail(&err, ESP_EIO, "%s: cannot be written", o->v[OPT_SAMPLES].s);
     free(e.logits);
+    code = s == ESP_OK ? report(&e) : esp_report(s, &err);
     esp_session_close(&e.session);
-    return s == ESP_OK ? report(&e) : esp_report(s, &err);
+    return code;
 }
