@@ -42,7 +42,7 @@ foreach(source IN LISTS PROGRAM_TESTS)
     get_filename_component(name ${source} NAME_WE)
     string(REGEX REPLACE "_test$" "" short ${name})
     target_sources(test_program_${short} PRIVATE tests/program/spawn/spawn.c src/program/text_stream.c
-                   src/program/tool_text.c src/program/npy.c src/program/options.c src/program/options_value.c)
+                   src/program/tool_text.c src/program/npy.c src/program/recall.c src/program/options.c src/program/options_value.c)
     target_compile_definitions(test_program_${short} PRIVATE ESP_PROGRAM="$<TARGET_FILE:espalier>"
                                ESP_PROGRAM_DOUBLE="$<TARGET_FILE:espalier_double>"
                                $<$<BOOL:${LIBEDIT_FOUND}>:ESP_HAVE_LIBEDIT>)

@@ -71,6 +71,9 @@ endforeach()
 add_executable(bench_kv EXCLUDE_FROM_ALL bench/kv_bench.c)
 target_link_libraries(bench_kv PRIVATE espalier_static espalier_objects_usage)
 
+add_executable(bench_kv_kl EXCLUDE_FROM_ALL bench/kv_kl.c)
+target_link_libraries(bench_kv_kl PRIVATE espalier_static espalier_objects_usage)
+
 # Figures for doc/structured-output.md: what a mask costs. Not a test.
 add_executable(grammar_bench bench/grammar_bench.c)
 target_link_libraries(grammar_bench PRIVATE espalier_static espalier_objects_usage)

@@ -60,12 +60,18 @@ void esp_cache_identify(const struct esp_engine *g, struct esp_cache_identity *o
 {
     const struct esp_net *net = g->model->net;
     const esp_engine_opts *o = &g->opts;
-    char kv[ESP_KV_NAME];
+    const struct esp_layout *l = &g->pools->mem.layout;
+    char kv[ESP_KV_NAME], start[32] = "", state[32] = ""; /* said when they are not the usual ones */
 
-    esp_kv_describe(&g->pools->mem.layout, kv);
-    snprintf(out->about, sizeof out->about, "%s, weights %016" PRIx64 ", kv %s, act %s, %s%s, espalier %s",
-             esp_arch_name(net->config.arch), fingerprint(net), kv, o->act ? o->act : "auto", g->dev->name,
-             o->spec == ESP_SPEC_MTP ? ", mtp" : "", esp_version());
+    esp_kv_describe(l, kv);
+    if (l->kv_start)
+        snprintf(start, sizeof start, " from %u", l->kv_start);
+    if (l->state != ESP_RECURRENT_F32)
+        snprintf(state, sizeof state, ", state %s", esp_recurrent_name(l->state));
+    snprintf(out->about, sizeof out->about,
+             "%s, weights %016" PRIx64 ", kv %s%s%s, act %s, %s%s, espalier %s",
+             esp_arch_name(net->config.arch), fingerprint(net), kv, start, state, o->act ? o->act : "auto",
+             g->dev->name, o->spec == ESP_SPEC_MTP ? ", mtp" : "", esp_version());
     out->ns = esp_hash(out->about, strlen(out->about), 0);
 }
 
@@ -104,7 +110,7 @@ static esp_status fill(struct esp_cache *c, struct esp_engine *g, esp_error *err
                                  .user = c};
 
     c->id = g->identity;
-    c->pages = esp_alloc_array(o->context / ESP_SPAN + 1, sizeof *c->pages);
+    c->pages = esp_alloc_array(esp_layout_pages(&g->pools->mem.layout, o->context), sizeof *c->pages);
     if (!c->pages)
         return esp_fail(err, ESP_ENOMEM, "prefix cache: out of memory");
     ESP_TRY(esp_prefix_create(&c->tree, g->pools, &po, err));
@@ -196,7 +202,7 @@ static void restore(struct esp_seq *s, uint32_t n)
     esp_status st;
     esp_error err;
 
-    v.n_page = g->pools->mem.layout.n_attn ? (n + ESP_SPAN - 1) / ESP_SPAN : 0;
+    v.n_page = esp_layout_pages(&g->pools->mem.layout, n);
     if (!esp_cache_take(g, v.n_page, c->pages, &v.slot))
         return;
     st = esp_disk_restore(c->disk, s->ns, s->tokens, n,

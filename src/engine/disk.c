@@ -304,7 +304,7 @@ static uint64_t estimate(const struct esp_disk *d, const struct esp_prefix_path 
 {
     const struct esp_layout *l = &d->pools->mem.layout;
 
-    return (uint64_t)path->n * (esp_layout_kv_per_token(l) + sizeof(int32_t)) +
+    return esp_layout_kv_bytes(l, path->n) + (uint64_t)path->n * sizeof(int32_t) +
            (uint64_t)path->n_checkpoint * l->slot_bytes;
 }
 

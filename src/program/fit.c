@@ -22,6 +22,7 @@ static esp_status total(const struct esp_fit *f, uint32_t ctx, uint32_t rows, ui
     o.max_seqs = o.rows = rows;
     o.queue = 0;
     o.kv_tokens = esp_fit_tokens(ctx, rows);
+    o.kv_start = o.kv_start < ctx ? o.kv_start : ctx; /* shorter contexts are exact as a whole */
     o.memory_budget = 0;
     ESP_TRY(esp_engine_plan(f->session->model, &o, &p, err));
     *out = p.total;
@@ -66,8 +67,8 @@ static void suggest_kv(const struct esp_fit *f, json_t *list)
 {
     static const char *const kv[][2] = {{"bf16", "rounded keys and values"},
                                         {"q8", "keys and values of 8 bits: differences hard to find"},
-                                        {"turbo:k8v4", "keys of 8 bits, values of 4: small differences"},
-                                        {"turbo", "keys of 8 bits, values of 3: see doc/quality.md"}};
+                                        {"q6", "keys and values of 6 bits: very small differences"},
+                                        {"q4", "keys and values of 4 bits: see doc/quality.md"}};
 
     for (size_t i = 0; i < sizeof kv / sizeof kv[0]; i++) {
         esp_engine_opts o = f->session->engine_opts;
@@ -102,6 +103,25 @@ json_t *esp_fit_suggestions(const struct esp_fit *f)
     }
     suggest_kv(f, list);
     return list;
+}
+
+/* Bytes of a token under every scheme that suits the model's heads. */
+static json_t *kv_schemes(const struct esp_fit *f)
+{
+    static const char *const kv[] = {"f32",        "bf16",       "q8:g32",     "q8",         "q6",
+                                     "q4:g32",     "q4",         "turbo:k8v4", "turbo:k8v3", "turbo:k5v4",
+                                     "turbo:k4v4", "turbo:k4v3", "turbo:k2v2"};
+    json_t *o = json_object();
+
+    for (size_t i = 0; i < sizeof kv / sizeof kv[0]; i++) {
+        esp_engine_opts e = f->session->engine_opts;
+        esp_memory_plan p;
+
+        e.kv = kv[i];
+        if (esp_engine_plan(f->session->model, &e, &p, NULL) == ESP_OK)
+            json_object_set_new(o, kv[i], json_integer((json_int_t)p.kv_per_token));
+    }
+    return o;
 }
 
 json_t *esp_fit_document(const struct esp_fit *f)
@@ -141,6 +161,7 @@ json_t *esp_fit_document(const struct esp_fit *f)
                         json_pack("{s:i,s:i}", "rows_1", f->max_ctx_1, "rows_B", f->max_ctx_rows));
     json_object_set_new(doc, "max_rows",
                         json_pack("{s:i,s:i}", "ctx_4096", f->max_rows_4096, "ctx", f->max_rows));
+    json_object_set_new(doc, "kv_schemes", kv_schemes(f));
     json_object_set_new(doc, "suggestions", esp_fit_suggestions(f));
     return doc;
 }

@@ -17,6 +17,7 @@ int esp_verb_generate(const struct esp_options *o);
 int esp_verb_tokenize(const struct esp_options *o);
 int esp_verb_detokenize(const struct esp_options *o);
 int esp_verb_perplexity(const struct esp_options *o);
+int esp_verb_eval(const struct esp_options *o);
 int esp_verb_quantize(const struct esp_options *o);
 int esp_verb_convert(const struct esp_options *o);
 int esp_verb_inspect(const struct esp_options *o);

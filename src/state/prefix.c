@@ -13,6 +13,12 @@
 
 /* ---- nodes ---- */
 
+/* Number of the page that a position lies in. */
+static uint32_t page_of(const struct esp_prefix *p, uint32_t pos)
+{
+    return esp_layout_page_of(&p->pools->mem.layout, pos);
+}
+
 /* A node with room for its arrays, not linked yet; its tokens are copied. NULL without memory. */
 static struct esp_prefix_node *make_node(const struct esp_prefix *p, uint32_t start, uint32_t len,
                                          const int32_t *tokens)
@@ -133,8 +139,7 @@ static void remove_node(struct esp_prefix *p, struct esp_prefix_node *n)
 static void merge(struct esp_prefix *p, struct esp_prefix_node *n)
 {
     struct esp_prefix_node *c = n->child;
-    uint32_t own =
-        n->n_page ? c->start / ESP_SPAN - n->start / ESP_SPAN : 0; /* pages that c has no part of */
+    uint32_t own = n->n_page ? page_of(p, c->start) - page_of(p, n->start) : 0; /* pages c has no part of */
     int32_t *tokens = esp_alloc_array(n->len + c->len, sizeof *tokens);
     uint32_t *pages = esp_alloc_array(own + c->n_page, sizeof *pages);
 
@@ -196,7 +201,7 @@ void esp_prefix_build_path(const struct esp_prefix *p, const struct esp_prefix_n
     out->used = n->used_at;
     out->saved = n->saved;
     for (; n->parent; n = n->parent) {
-        uint32_t first = n->start / ESP_SPAN;
+        uint32_t first = page_of(p, n->start);
 
         memcpy(p->tokens + n->start, n->tokens, n->len * sizeof *n->tokens);
         for (uint32_t i = first; i < covered; i++) /* the deepest version of a page holds most */
@@ -346,7 +351,7 @@ esp_status esp_prefix_lend(struct esp_prefix *p, uint64_t ns, const int32_t *tok
 static struct esp_prefix_node *split(struct esp_prefix *p, struct esp_prefix_node *n, uint32_t m)
 {
     struct esp_prefix_node *up = make_node(p, n->start, m, n->tokens);
-    uint32_t gone = (n->start + m) / ESP_SPAN - n->start / ESP_SPAN; /* pages that only the upper part has */
+    uint32_t gone = page_of(p, n->start + m) - page_of(p, n->start); /* pages that only the upper part has */
 
     if (!up)
         return NULL;
@@ -377,9 +382,9 @@ static struct esp_prefix_node *split(struct esp_prefix *p, struct esp_prefix_nod
  */
 static void refresh_last_page(struct esp_prefix *p, struct esp_prefix_node *n, const struct esp_state_view *v)
 {
-    uint32_t at = esp_prefix_end(n) / ESP_SPAN, *mine;
+    uint32_t at = page_of(p, esp_prefix_end(n)), *mine;
 
-    if (n->n_page == 0 || esp_prefix_end(n) % ESP_SPAN == 0)
+    if (n->n_page == 0 || esp_layout_page_first(&p->pools->mem.layout, at) == esp_prefix_end(n))
         return;
     mine = &n->pages[n->n_page - 1];
     if (*mine == v->pages[at])
@@ -410,7 +415,7 @@ static struct esp_prefix_node *add_leaf(struct esp_prefix *p, struct esp_prefix_
     if (!n)
         return NULL;
     for (uint32_t i = 0; i < n->n_page; i++) {
-        n->pages[i] = v->pages[start / ESP_SPAN + i];
+        n->pages[i] = v->pages[page_of(p, start) + i];
         esp_page_share(p->pools, n->pages[i]);
     }
     n->ns = parent->ns;
@@ -527,7 +532,7 @@ esp_status esp_prefix_create(struct esp_prefix **out, struct esp_state_pools *po
     p->o = *o;
     p->cap_checkpoint = o->max_checkpoints;
     p->tokens = esp_alloc_array(o->max_positions, sizeof *p->tokens);
-    p->pages = esp_alloc_array(o->max_positions / ESP_SPAN + 1, sizeof *p->pages);
+    p->pages = esp_alloc_array(esp_layout_pages(&pools->mem.layout, o->max_positions), sizeof *p->pages);
     p->checkpoints = esp_alloc_array(p->cap_checkpoint, sizeof *p->checkpoints);
     if (!p->tokens || !p->pages || !p->checkpoints) {
         esp_prefix_destroy(p);

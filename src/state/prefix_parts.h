@@ -59,10 +59,12 @@ static inline uint32_t esp_prefix_end(const struct esp_prefix_node *n)
 static inline uint32_t esp_prefix_pages(const struct esp_prefix *p, uint32_t start, uint32_t end,
                                         uint32_t *first)
 {
-    *first = start / ESP_SPAN;
-    if (!p->pools->mem.layout.n_attn || end == start)
+    const struct esp_layout *l = &p->pools->mem.layout;
+
+    *first = esp_layout_page_of(l, start);
+    if (!l->n_attn || end == start)
         return 0;
-    return (end - 1) / ESP_SPAN + 1 - *first;
+    return esp_layout_page_of(l, end - 1) + 1 - *first;
 }
 
 #endif

@@ -39,12 +39,12 @@ static void logits_after(esp_seq *s, float *out)
     test_ok(esp_seq_logits(s, (esp_token[]){7}, 1, out, &err), &err);
 }
 
-static void test_save(void **state)
+/* o: how keys, values and states are kept. */
+static void check_save(esp_engine_opts o)
 {
     static float want[8192], got[8192];
     static const size_t lengths[] = {0, 1, 64, 255, 256, 300};
-    esp_engine_opts o = {.max_seqs = 2, .kv_tokens = 2048};
-    esp_engine *g = open_engine(1, o), *other;
+    esp_engine *g, *other;
     const char *dir = test_tmpdir();
     esp_model_info info;
     struct esp_map m;
@@ -52,7 +52,9 @@ static void test_save(void **state)
     char path[512];
     esp_error err;
 
-    (void)state;
+    o.max_seqs = 2;
+    o.kv_tokens = 2048;
+    g = open_engine(1, o);
     esp_model_describe(models[1], &info);
     snprintf(path, sizeof path, "%s/saved", dir);
     for (size_t i = 0; i < sizeof lengths / sizeof lengths[0]; i++) {
@@ -74,7 +76,19 @@ static void test_save(void **state)
     other = open_engine(1, (esp_engine_opts){.max_seqs = 1, .kv = "f32"});
     test_refused(esp_seq_load(&t, other, path, NULL, &err), ESP_EINVAL, &err, "kv f32");
     esp_engine_close(other);
-    other = open_engine(1, (esp_engine_opts){.max_seqs = 1, .context = 256});
+    if (o.kv_start) { /* another beginning of the codes is another cache */
+        o.kv_start++;
+        other = open_engine(1, o);
+        test_refused(esp_seq_load(&t, other, path, NULL, &err), ESP_EINVAL, &err, "kv turbo:k8v4 from 78");
+        esp_engine_close(other);
+        o.kv_start--;
+    }
+    other =
+        open_engine(1, (esp_engine_opts){.max_seqs = 1, .kv = o.kv, .kv_start = o.kv_start, .state = "q8"});
+    test_refused(esp_seq_load(&t, other, path, NULL, &err), ESP_EINVAL, &err, "state q8");
+    esp_engine_close(other);
+    o.context = o.kv_tokens = 256;
+    other = open_engine(1, o);
     test_refused(esp_seq_load(&t, other, path, NULL, &err), ESP_ENOFIT, &err, "256");
     esp_engine_close(other);
     test_refused(esp_seq_load(&t, g, path, &(esp_seq_opts){.cache_salt = 3}, &err), ESP_EINVAL, &err,
@@ -96,6 +110,13 @@ static void test_save(void **state)
     }
     esp_map_close(&m);
     esp_engine_close(g);
+}
+
+static void test_save(void **state)
+{
+    (void)state;
+    check_save((esp_engine_opts){.kv = NULL});
+    check_save((esp_engine_opts){.kv = "turbo:k8v4", .kv_start = 77, .state = "bf16"});
 }
 
 /* Keep writing two texts under one name until somebody ends the process; a byte to `tell` after the first. */
