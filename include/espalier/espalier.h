@@ -201,6 +201,13 @@ typedef struct esp_engine_opts {
     uint32_t max_rank;  /* largest rank of adapters that sequences may use, at most 1024; 0: no adapters */
     const char *device; /* "cpu", "cuda" or "cuda:N"; NULL: cpu. ESP_EDEVICE says what a CUDA device lacks */
     uint64_t adapter_bytes; /* of the adapters that will be used (esp_adapter_info): they count in the plan */
+    /*
+     * Copies of quantized weights in the order that the processor reads fastest, as large as the weights (in
+     * the plan they are part of scratch): "on", "off", "auto": where both fit into three quarters of the
+     * machine's memory. The text is the same. NULL: auto. ESP_EUNSUPPORTED: on or off on another device than
+     * the CPU.
+     */
+    const char *pack;
 } esp_engine_opts;
 
 /* Bytes an engine will take, computed without allocating anything; esp_engine_open() uses the same plan. */

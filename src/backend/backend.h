@@ -43,14 +43,25 @@ struct esp_pools {
     uint32_t journal_rows; /* longest journalled pass, at most ESP_CHUNK */
 };
 
+/*
+ * Copies of weights in the order that a CPU's kernels read fastest (kernels.h, pack): as many bytes again as
+ * the weights that have one. With and without them a plan gives the same bits.
+ */
+enum esp_pack {
+    ESP_PACK_AUTO, /* where they and what they copy fit into three quarters of the machine's memory */
+    ESP_PACK_ON,
+    ESP_PACK_OFF,
+};
+
 struct esp_plan_opts {
     enum esp_act act; /* activation precision; resolved per weight format */
     bool act_auto;    /* choose per format instead: int8x2 for integer codes, f32 for others */
     uint32_t max_tok; /* limits of a batch */
     uint32_t max_out;
     uint32_t max_seq;
-    uint32_t context;  /* largest position count */
-    uint32_t max_rank; /* largest rank of adapters; 0: batches have none */
+    uint32_t context;   /* largest position count */
+    uint32_t max_rank;  /* largest rank of adapters; 0: batches have none */
+    enum esp_pack pack; /* CPU; others have their own order */
 };
 
 struct esp_backend_ops {

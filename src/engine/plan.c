@@ -44,6 +44,20 @@ static esp_status parse_act(const char *name, struct esp_plan_opts *p, esp_error
     return esp_fail(err, ESP_EINVAL, "act \"%s\"; accepted: auto, f32, bf16, int8x2, int8", name);
 }
 
+static esp_status parse_pack(const char *name, enum esp_pack *out, esp_error *err)
+{
+    static const char *const names[] = {
+        [ESP_PACK_AUTO] = "auto", [ESP_PACK_ON] = "on", [ESP_PACK_OFF] = "off"};
+
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+        if (name && strcmp(name, names[i]) != 0)
+            continue;
+        *out = (enum esp_pack)i;
+        return ESP_OK;
+    }
+    return esp_fail(err, ESP_EINVAL, "pack \"%s\"; accepted: auto, on, off", name);
+}
+
 static esp_status resolve_scheduling(esp_engine_opts *o, esp_error *err)
 {
     if (o->rows == 0)
@@ -140,6 +154,10 @@ static esp_status check_device(const struct esp_model *m, const esp_engine_opts 
         return esp_fail(err, ESP_EUNSUPPORTED,
                         "device %s keeps recurrent states as f32; state %s is for device cpu", o->device,
                         o->state);
+    if (o->pack && strcmp(o->pack, "auto") != 0)
+        return esp_fail(err, ESP_EUNSUPPORTED,
+                        "device %s has weights in its own order; pack %s is for device cpu", o->device,
+                        o->pack);
     ESP_TRY(esp_kv_choose(&l, &m->net->config, o->kv, err));
     if (l.kv != ESP_KV_CODED)
         return ESP_OK;
@@ -226,6 +244,7 @@ esp_status esp_engine_shape(const struct esp_model *m, const esp_engine_opts *o,
     ESP_TRY(esp_layout_finish(&out->layout, err));
     out->pools.n_page = count_pages(&out->layout, o);
     ESP_TRY(parse_act(o->act, &out->plan, err));
+    ESP_TRY(parse_pack(o->pack, &out->plan.pack, err));
     out->plan.max_tok = o->chunk;
     out->plan.max_rank = o->max_rank;
     out->plan.max_out = o->chunk;

@@ -132,11 +132,54 @@ static void test_shapes_take_none(void **state)
     run_free(&r);
 }
 
+/* As `devices` names them. */
+static bool has_avx512(void)
+{
+    struct run r = RUN(NULL, P, "devices", "--json");
+    json_t *j = run_json(&r, 0);
+    const char *level =
+        json_string_value(json_object_get(json_array_get(json_object_get(j, "devices"), 0), "level"));
+    const bool has = level && strcmp(level, "avx512") == 0 && !getenv("ESPALIER_CPU");
+
+    run_code(&r, 0);
+    json_decref(j);
+    run_free(&r);
+    return has;
+}
+
+static double planned_bytes(const char *pack)
+{
+    struct run r = RUN(NULL, P, "fit", "--synthetic", "qwen3.5-0.8b", "--weights", "affine4", "--json", "-t",
+                       "1", "-c", "1024", "--pack", pack);
+    json_t *j = run_json(&r, 0);
+    const double total = json_number_value(json_object_get(json_object_get(j, "at"), "total_bytes"));
+
+    run_code(&r, 0);
+    json_decref(j);
+    run_free(&r);
+    return total;
+}
+
+/* Copies of weights in the kernels' order are counted, and --pack off does without: levels that have no such
+ * order count none either way. */
+static void test_packed(void **state)
+{
+    const double on = planned_bytes("on"), off = planned_bytes("off"), chosen = planned_bytes("auto");
+
+    (void)state;
+    assert_true(chosen == on || chosen == off);
+    if (has_avx512())
+        assert_true(on - off > 380e6 && on - off < 480e6); /* 752 million weights of 4.5 bits: 423 MB */
+    else
+        assert_true(on == off);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_measured),
         cmocka_unit_test(test_rows),
+        cmocka_unit_test(test_packed),
         cmocka_unit_test(test_shapes_take_none),
     };
 

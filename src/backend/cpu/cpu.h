@@ -63,6 +63,7 @@ struct esp_plan {
     uint8_t *scratch; /* its bytes: values, act, rope, split partials, adapter rows, then thread_bytes per
                          thread */
     size_t scratch_bytes;
+    bool packs;                    /* weights that the kernels read faster so are packed */
     _Atomic uint32_t *counters;    /* [n_step][STEP_COUNTERS] */
     const struct esp_batch *batch; /* of the running step */
     _Atomic uint32_t
@@ -151,6 +152,8 @@ size_t esp_cpu_lora_thread_floats(const struct esp_plan_opts *o);
 size_t esp_cpu_delta_thread_floats(const struct esp_layout *l);
 
 /* Bytes of the copies that esp_cpu_pack() would make for a plan whose kernels are chosen. */
+/* Whether the plan packs weights, by its options and the machine's memory. */
+bool esp_cpu_packs(struct esp_plan *p);
 size_t esp_cpu_packed_bytes(const struct esp_plan *p);
 /* Copy weights for the kernels that want it. ESP_ENOMEM. */
 esp_status esp_cpu_pack(struct esp_plan *p, esp_error *err);

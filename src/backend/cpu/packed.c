@@ -8,6 +8,7 @@
 #include "backend/cpu/cpu.h"
 
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include "base/mem.h"
 
@@ -22,6 +23,11 @@ struct cpu_packed {
 static size_t pad64(size_t n)
 {
     return (n + 63) & ~(size_t)63;
+}
+
+static bool wants(const struct esp_plan *p, const struct linear *l)
+{
+    return p->packs && l->kernel->pack;
 }
 
 /* A product of p before l whose copy l can share. */
@@ -52,9 +58,25 @@ size_t esp_cpu_packed_bytes(const struct esp_plan *p)
     size_t bytes = 0;
 
     for (const struct linear *l = p->linears; l < p->linears + p->n_linear; l++)
-        if (l->kernel->pack && !twin_in(p, l, l) && !twin_of(p, l))
+        if (wants(p, l) && !twin_in(p, l, l) && !twin_of(p, l))
             bytes += pad64(l->kernel->pack_bytes(&l->w));
     return bytes;
+}
+
+bool esp_cpu_packs(struct esp_plan *p)
+{
+    const long pages = sysconf(_SC_PHYS_PAGES), page = sysconf(_SC_PAGESIZE);
+    uint64_t bytes = 0, stored = 0;
+
+    if (p->opts.pack != ESP_PACK_AUTO || pages <= 0 || page <= 0)
+        return p->opts.pack != ESP_PACK_OFF;
+    for (const struct linear *l = p->linears; l < p->linears + p->n_linear; l++) {
+        if (!l->kernel->pack || twin_in(p, l, l))
+            continue;
+        bytes += pad64(l->kernel->pack_bytes(&l->w));
+        stored += esp_weight_bytes(&l->w);
+    }
+    return bytes + stored <= (uint64_t)pages * (uint64_t)page / 4 * 3;
 }
 
 struct job {
@@ -98,7 +120,7 @@ static void assign(struct esp_plan *p, struct cpu_packed *block)
     for (struct linear *l = p->linears; l < p->linears + p->n_linear; l++) {
         const struct linear *twin;
 
-        if (!l->kernel->pack)
+        if (!wants(p, l))
             continue;
         twin = twin_in(p, l, l);
         if (!twin)

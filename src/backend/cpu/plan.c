@@ -110,6 +110,7 @@ static esp_status lay_out(struct esp_plan *p, esp_error *err)
         return esp_fail(err, ESP_ENOMEM, "plan of %u ops: out of memory", t->n_op);
     p->kv_repaired = p->counters + (size_t)t->n_op * STEP_COUNTERS;
     make_steps(p);
+    p->packs = esp_cpu_packs(p);
     p->values_bytes = esp_place_values(t, &p->opts, p->value_off);
     p->rope_bytes = pad64((size_t)p->opts.max_tok * 2 * t->rope.n_half * sizeof(float));
     p->split_bytes = pad64(esp_cpu_attend_split_floats(t, l, &p->opts) * sizeof(float));
