@@ -156,13 +156,16 @@ static struct cu_batch batch_of(const struct esp_plan *p, const struct cu_shape 
     return b;
 }
 
-/* The products of one format of step s. */
+/* The products of one format of step s; order: where there are two formats. Without early starts it means
+ * nothing. */
 static void one_format(const struct esp_plan *p, const struct cuda_step *s, uint32_t format,
-                       const struct cu_finish *finish, const struct cu_shape *h, uint32_t layer)
+                       const struct cu_finish *finish, const struct cu_shape *h, enum cu_stream_order order)
 {
     const struct esp_op *ops = &p->tape->ops[s->op];
     const struct cu_act act = cuda_act_of(p, plan_width(p, ops[0].a), true);
-    struct cu_stream k = {.l = cuda_linears_of(p), .d = cuda_delta_of(p, layer), .b = batch_of(p, h)};
+    const uint32_t layer = p->tape->ops[s[1].op].layer;
+    struct cu_stream k = {
+        .order = order, .l = cuda_linears_of(p), .d = cuda_delta_of(p, layer), .b = batch_of(p, h)};
 
     for (uint32_t i = 0; i < s->n_op; i++)
         if (p->weights[s->op + i]->w.format == format) {
@@ -171,6 +174,14 @@ static void one_format(const struct esp_plan *p, const struct cuda_step *s, uint
         }
     if (k.l.n)
         cu_stream_run(p->dev->stream, &k, &act, h->n_tok);
+}
+
+static bool of_both_formats(const struct esp_plan *p, const struct cuda_step *s)
+{
+    for (uint32_t i = 1; i < s->n_op; i++)
+        if (p->weights[s->op + i]->w.format != p->weights[s->op]->w.format)
+            return true;
+    return false;
 }
 
 static void start_mixer_in(const struct esp_plan *p, uint32_t i, const struct cu_shape *h)
@@ -200,8 +211,10 @@ static void start_mixer_in(const struct esp_plan *p, uint32_t i, const struct cu
                                     .v1 = p->vec1[s[2].op],
                                     .y = plan_value(p, gates->out)};
     }
-    one_format(p, s, CU_BF16, finish, h, conv->layer);
-    one_format(p, s, CU_Q4, finish, h, conv->layer);
+    const bool both = of_both_formats(p, s);
+
+    one_format(p, s, CU_Q4, finish, h, both ? CU_STREAM_FIRST : CU_STREAM_ALONE);
+    one_format(p, s, CU_BF16, finish, h, both ? CU_STREAM_BESIDE : CU_STREAM_ALONE);
 }
 
 static void start_gated(const struct esp_plan *p, uint32_t i, const struct cu_shape *h, uint32_t n_row)

@@ -354,10 +354,12 @@ static __device__ __forceinline__ float stream_ordered8(float v, uint32_t first,
     return sum;
 }
 
-/* Gate and up of tile i: half of a block of 32 inputs of the product to come. */
-template <int NT, bool ONE>
-static __device__ __forceinline__ void stream_gated(const cu_stream &k, const stream_red<NT, 2, ONE> &red,
-                                                    uint32_t flip, uint32_t i, uint32_t row0, uint32_t n_row)
+/* Gate and up of tile i, tiles r and r + 1 of the group: half of a block of 32 inputs of the product to come.
+ */
+template <int NT, int RT, bool ONE>
+static __device__ __forceinline__ void stream_gated(const cu_stream &k, const stream_red<NT, RT, ONE> &red,
+                                                    uint32_t flip, uint32_t r, uint32_t i, uint32_t row0,
+                                                    uint32_t n_row)
 {
     const uint32_t warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
     float *sums = (i & 1 ? k.gated.more : k.gated.sums) + (size_t)(i / 2) * k.gated.max_row;
@@ -365,8 +367,8 @@ static __device__ __forceinline__ void stream_gated(const cu_stream &k, const st
     if (ONE) {
         if (warp == 0) { /* lanes above 15 repeat those below */
             const uint32_t half = lane >> 3 & 1, g = lane & 7;
-            const float v =
-                cu_silu(stream_add(red, flip, half, g)) * stream_add(red, flip, 2 + half, g);
+            const float v = cu_silu(stream_add(red, flip, r * 2 + half, g)) *
+                            stream_add(red, flip, r * 2 + 2 + half, g);
             const float used = stream_emit(k.gated, 0, i * 16 + half * 8 + g, v);
             const float sum = stream_ordered8(used, lane & 8, 1);
             const float other = __shfl_xor_sync(0xffffffffu, sum, 8);
@@ -383,8 +385,8 @@ static __device__ __forceinline__ void stream_gated(const cu_stream &k, const st
 
 #pragma unroll
         for (int half = 0; half < 2; half++) {
-            const float v = cu_silu(stream_add(red, flip, n * 4 + half * 2 + odd, lane)) *
-                            stream_add(red, flip, (NT + n) * 4 + half * 2 + odd, lane);
+            const float v = cu_silu(stream_add(red, flip, (r * NT + n) * 4 + half * 2 + odd, lane)) *
+                            stream_add(red, flip, ((r + 1) * NT + n) * 4 + half * 2 + odd, lane);
             float used = 0;
 
             if (tok < n_row)
@@ -411,9 +413,18 @@ template <int FMT, int TERMS, int NT, int RT, int DEPTH, bool ONE> struct stream
     }
 };
 
+/*
+ * Blocks of a multiprocessor. Where it is two, a block's shared memory has to be more than a third of it: a
+ * third block of the next kernel beside them would leave other multiprocessors with less work.
+ */
+static __host__ __device__ constexpr uint32_t stream_resident(int NT, int RT)
+{
+    return NT > 2 || RT > 2 ? 1 : 2;
+}
+
 /* Blocks stay: block b computes the tile groups b, b + gridDim.x, ... */
 template <int FMT, int TERMS, int NT, int RT, int DEPTH, bool ONE, bool PAIR>
-static __global__ void __launch_bounds__(32 * CU_PARTS, NT > 2 ? 1 : 2)
+static __global__ void __launch_bounds__(32 * CU_PARTS, stream_resident(NT, RT))
     stream(const __grid_constant__ cu_stream k, const __grid_constant__ cu_act x, uint32_t n_row,
            uint32_t n_group)
 {
@@ -439,8 +450,12 @@ static __global__ void __launch_bounds__(32 * CU_PARTS, NT > 2 ? 1 : 2)
         ahead.i = n_group; /* an empty part */
     for (uint32_t d = 0; d < DEPTH; d++)
         stream_fetch<FMT, RT, PAIR>(&ahead, l, own_at + d * room::slot, u0, u1, n_group);
-    cu_let_next_start();
-    cu_wait_for_inputs();
+    if (k.order != CU_STREAM_FIRST)
+        cu_let_next_start();
+    if (k.order != CU_STREAM_BESIDE)
+        cu_wait_for_inputs();
+    if (k.order == CU_STREAM_FIRST)
+        cu_let_next_start();
     if (ONE)
         stream_take_row<TERMS>(row, row_sums, x, u0 * 2 * unit::halves, (u1 - u0) * 2 * unit::halves);
     for (uint32_t i = blockIdx.x; i < n_group; i += gridDim.x, flip ^= 1) {
@@ -487,11 +502,16 @@ static __global__ void __launch_bounds__(32 * CU_PARTS, NT > 2 ? 1 : 2)
                 red.v[flip][part][e][lane >> 2] = acc[e >> 1][0][e & 1 ? 2 : 0];
         }
         __syncthreads(); /* the other half of red is free once all have passed the next one */
-        if constexpr (PAIR)
-            stream_gated<NT, ONE>(k, red, flip, i, row0, n_row);
-        else
+        if constexpr (PAIR) {
+#pragma unroll
+            for (uint32_t r = 0; r < RT; r += 2)
+                if (i * (RT / 2) + r / 2 < l.w[0].n_tile)
+                    stream_gated<NT, RT, ONE>(k, red, flip, r, i * (RT / 2) + r / 2, row0, n_row);
+        } else
             stream_outputs<NT, RT, ONE>(k, red, flip, i, row0, n_row);
     }
+    if (k.order == CU_STREAM_BESIDE)
+        cu_wait_for_inputs();
 }
 
 /* ---- choosing ---- */
@@ -501,8 +521,8 @@ static void stream_start(cudaStream_t s, const cu_stream *k, const cu_act *x, ui
 {
     typedef stream_room<FMT, 2, NT, RT, DEPTH, ONE> room;
     const cu_linears *l = &k->l;
-    const uint32_t n_group = PAIR ? l->w[0].n_tile : count_blocks(l, RT);
-    const uint32_t most = l->n_multiprocessor * (ONE || NT > 2 ? 1 : 2);
+    const uint32_t n_group = PAIR ? (l->w[0].n_tile + RT / 2 - 1) / (RT / 2) : count_blocks(l, RT);
+    const uint32_t most = l->n_multiprocessor * stream_resident(NT, RT);
     cudaLaunchAttribute early = {};
     cudaLaunchConfig_t c = {};
 
@@ -517,22 +537,19 @@ static void stream_start(cudaStream_t s, const cu_stream *k, const cu_act *x, ui
     cudaLaunchKernelEx(&c, stream<FMT, 2, NT, RT, DEPTH, ONE, PAIR>, *k, *x, n_row, n_group);
 }
 
-/*
- * How deep rings are: two products that follow one another fit on a multiprocessor together, even where one
- * has 17408 inputs.
- */
+/* How deep rings are. */
 template <int FMT, int NT, int RT, bool ONE> struct stream_depth;
 template <> struct stream_depth<CU_Q4, 1, 2, true> {
     enum { deep = 4, shallow = 3 };
 };
 template <> struct stream_depth<CU_Q4, 1, 1, true> {
-    enum { deep = 8, shallow = 6 };
+    enum { deep = 8, shallow = 4 };
 };
 template <> struct stream_depth<CU_BF16, 1, 2, true> {
     enum { deep = 2, shallow = 2 };
 };
 template <> struct stream_depth<CU_BF16, 1, 1, true> {
-    enum { deep = 4, shallow = 4 };
+    enum { deep = 4, shallow = 2 };
 };
 template <> struct stream_depth<CU_Q4, 1, 2, false> {
     enum { deep = 4 };
@@ -541,6 +558,12 @@ template <> struct stream_depth<CU_Q4, 1, 1, false> {
     enum { deep = 8 };
 };
 template <> struct stream_depth<CU_Q4, 2, 2, false> {
+    enum { deep = 3 };
+};
+template <> struct stream_depth<CU_Q4, 1, 4, false> {
+    enum { deep = 4 };
+};
+template <> struct stream_depth<CU_Q4, 2, 4, false> {
     enum { deep = 3 };
 };
 template <> struct stream_depth<CU_Q4, 4, 2, false> {
@@ -553,6 +576,12 @@ template <> struct stream_depth<CU_BF16, 1, 1, false> {
     enum { deep = 5 };
 };
 template <> struct stream_depth<CU_BF16, 2, 2, false> {
+    enum { deep = 2 };
+};
+template <> struct stream_depth<CU_BF16, 1, 4, false> {
+    enum { deep = 2 };
+};
+template <> struct stream_depth<CU_BF16, 2, 4, false> {
     enum { deep = 2 };
 };
 template <> struct stream_depth<CU_BF16, 4, 2, false> {
@@ -593,13 +622,15 @@ static void stream_launch(cudaStream_t s, const cu_stream *k, const cu_act *x, u
     else if (one)
         stream_one<FMT, 1, false>(s, k, x);
     else if (n_row <= 8 && k->swiglu)
-        stream_some<FMT, 1, 2, true>(s, k, x, n_row);
+        stream_some<FMT, 1, 4, true>(s, k, x, n_row);
     else if (n_row <= 8 && wide)
-        stream_some<FMT, 1, 2, false>(s, k, x, n_row);
+        stream_some<FMT, 1, 4, false>(s, k, x, n_row);
     else if (n_row <= 8)
-        stream_some<FMT, 1, 1, false>(s, k, x, n_row);
+        stream_some<FMT, 1, 2, false>(s, k, x, n_row);
     else if (n_row <= 16 && k->swiglu)
-        stream_some<FMT, 2, 2, true>(s, k, x, n_row);
+        stream_some<FMT, 2, 4, true>(s, k, x, n_row);
+    else if (n_row <= 16 && wide)
+        stream_some<FMT, 2, 4, false>(s, k, x, n_row);
     else if (n_row <= 16)
         stream_some<FMT, 2, 2, false>(s, k, x, n_row);
     else if (k->swiglu)
@@ -629,11 +660,12 @@ template <int FMT, int NT, int RT, bool PAIR> static cudaError_t stream_allow_so
 
 template <int FMT> static cudaError_t stream_setup(void)
 {
-    const cudaError_t all[] = {stream_allow_one<FMT, 2, true>(),     stream_allow_one<FMT, 2, false>(),
-                               stream_allow_one<FMT, 1, false>(),    stream_allow_some<FMT, 1, 2, true>(),
-                               stream_allow_some<FMT, 1, 2, false>(), stream_allow_some<FMT, 1, 1, false>(),
-                               stream_allow_some<FMT, 2, 2, true>(), stream_allow_some<FMT, 2, 2, false>(),
-                               stream_allow_some<FMT, 4, 2, true>(), stream_allow_some<FMT, 4, 2, false>()};
+    const cudaError_t all[] = {stream_allow_one<FMT, 2, true>(),      stream_allow_one<FMT, 2, false>(),
+                               stream_allow_one<FMT, 1, false>(),     stream_allow_some<FMT, 1, 4, true>(),
+                               stream_allow_some<FMT, 1, 4, false>(), stream_allow_some<FMT, 1, 2, false>(),
+                               stream_allow_some<FMT, 2, 4, true>(),  stream_allow_some<FMT, 2, 4, false>(),
+                               stream_allow_some<FMT, 2, 2, false>(), stream_allow_some<FMT, 4, 2, true>(),
+                               stream_allow_some<FMT, 4, 2, false>()};
 
     for (cudaError_t e : all)
         if (e != cudaSuccess)

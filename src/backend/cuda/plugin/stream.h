@@ -28,7 +28,14 @@ struct cu_finish {
     float *y;
 };
 
+/*
+ * Two launches of products of one input: the first lets the next start once its inputs are there, so that one
+ * need not wait for them and works beside it; it ends after the first.
+ */
+enum cu_stream_order { CU_STREAM_ALONE, CU_STREAM_FIRST, CU_STREAM_BESIDE };
+
 struct cu_stream {
+    uint32_t order;
     struct cu_linears l; /* y is that of finish */
     struct cu_finish finish[CU_MAX_LINEAR];
     struct cu_delta d; /* CU_CONV: whose rows */
