@@ -319,12 +319,15 @@ static void bench_one(struct esp_dev *dev, double copy_gbs, const char *shape, c
 
 static void print_table(double copy)
 {
-    printf("\ncopy %.0f GB/s; decode ms a step of 1, 4, 8, 16, 32, 64 rows, share of copy at 1 row; prefill tok/s\n",
+    printf("\ncopy %.0f GB/s; decode ms a step of 1, 4, 8, 16, 32, 64 rows, share of copy at 1 row; prefill "
+           "tok/s\n",
            copy);
     for (uint32_t i = 0; i < n_rows && i < 16; i++)
-        printf("%-16s %7.3f %7.3f %7.3f %7.3f %7.3f %7.3f  %3.0f%%  64: %6.0f  256: %6.0f  512: %6.0f  2048: %6.0f\n",
+        printf("%-16s %7.3f %7.3f %7.3f %7.3f %7.3f %7.3f  %3.0f%%  64: %6.0f  256: %6.0f  512: %6.0f  2048: "
+               "%6.0f\n",
                rows[i].what, rows[i].decode[0], rows[i].decode[1], rows[i].decode[2], rows[i].decode[3],
-               rows[i].decode[4], rows[i].decode[5], rows[i].share, rows[i].prefill[0], rows[i].prefill[1], rows[i].prefill[2], rows[i].prefill[3]);
+               rows[i].decode[4], rows[i].decode[5], rows[i].share, rows[i].prefill[0], rows[i].prefill[1],
+               rows[i].prefill[2], rows[i].prefill[3]);
 }
 
 int main(int argc, char **argv)

@@ -59,8 +59,8 @@ enum cuda_fuse {
 struct cuda_step {
     enum cuda_step_kind kind;
     enum cuda_fuse fuse;
-    bool streams; /* LINEAR: all its weights are of kinds that stream.h takes */
-    bool gated;   /* LINEAR: its input comes from CUDA_FUSE_GATED where that was done */
+    bool streams;      /* LINEAR: all its weights are of kinds that stream.h takes */
+    bool gated;        /* LINEAR: its input comes from CUDA_FUSE_GATED where that was done */
     uint32_t op, n_op; /* ops [op, op + n_op) of the tape */
     bool prepare;      /* LINEAR: the input must be put into product form first */
     bool emit;         /* OP, ADD_NORM: writes its result in product form too */
@@ -95,7 +95,7 @@ struct esp_plan {
     size_t values_bytes, act_term, act_bytes, rope_bytes, parts_bytes, spread_bytes, logits_bytes, vec_bytes;
     size_t input_bytes, hidden_bytes; /* rows of the tape's INPUT and HIDDEN, which no value overlaps */
     size_t input_off, hidden_off;
-    size_t expand_bytes; /* code values of a range of tiles of a coded weight */
+    size_t expand_bytes;                        /* code values of a range of tiles of a coded weight */
     size_t gated_term, gated_sums, gated_bytes; /* product form of few rows beside the one being read */
     size_t act_off, gated_off, rope_off, parts_off, spread_off, expand_off, logits_off, vec_off, batch_off,
         scratch_bytes;
@@ -154,7 +154,8 @@ esp_status cuda_compile(struct esp_dev *d, const struct esp_tape *t, const struc
 void cuda_plan_free(struct esp_plan *p);
 
 /* launch.c: put the kernels of one step on the stream. */
-void cuda_launch(const struct esp_plan *p, const struct cuda_step *s, const struct cu_shape *h, bool together);
+void cuda_launch(const struct esp_plan *p, const struct cuda_step *s, const struct cu_shape *h,
+                 bool together);
 /* Logits of output rows [row0, row0 + n_row), to the start of the plan's logits. */
 void cuda_launch_logits(const struct esp_plan *p, const struct cuda_step *s, uint32_t row0, uint32_t n_row);
 

@@ -60,20 +60,26 @@ static bool mixer_in(const struct esp_plan *p, uint32_t i)
            only_for(p, gates->b, s[2].op);
 }
 
+/* Whether value v is read by step `by` alone. */
+static bool only_for_step(const struct esp_plan *p, esp_val v, const struct cuda_step *by)
+{
+    for (uint32_t i = 0; i < p->tape->n_op; i++)
+        if ((i < by->op || i >= by->op + by->n_op) && (p->tape->ops[i].a == v || p->tape->ops[i].b == v))
+            return false;
+    return true;
+}
+
 static bool gated(const struct esp_plan *p, uint32_t i)
 {
-    const struct esp_op *swiglu = single(p, i + 1, ESP_OP_SWIGLU), *ops = &p->tape->ops[p->steps[i].op];
     const struct cuda_step *s = &p->steps[i];
+    const struct esp_op *swiglu = single(p, i + 1, ESP_OP_SWIGLU), *ops = &p->tape->ops[s->op];
 
-    if (!swiglu || s->n_op != 2 || swiglu->a != ops[0].out || swiglu->b != ops[1].out ||
-        ops[0].w->format != ops[1].w->format || !s[1].emit || s[2].kind != CUDA_STEP_LINEAR ||
-        !s[2].streams)
+    if (!swiglu || i + 2 >= p->n_step || s->n_op != 2 || !s[1].emit || !s[2].streams)
         return false;
-    for (uint32_t j = 0; j < p->tape->n_op; j++)
-        if ((j < s[2].op || j >= s[2].op + s[2].n_op) &&
-            (p->tape->ops[j].a == swiglu->out || p->tape->ops[j].b == swiglu->out))
-            return false;
-    return only_for(p, swiglu->a, s[1].op) && only_for(p, swiglu->b, s[1].op) && swiglu->a != swiglu->b;
+    if (swiglu->a != ops[0].out || swiglu->b != ops[1].out || ops[0].w->format != ops[1].w->format)
+        return false;
+    return only_for(p, swiglu->a, s[1].op) && only_for(p, swiglu->b, s[1].op) && swiglu->a != swiglu->b &&
+           only_for_step(p, swiglu->out, &s[2]);
 }
 
 static bool delta(const struct esp_plan *p, uint32_t i)
@@ -105,25 +111,27 @@ static bool attend(const struct esp_plan *p, uint32_t i)
            dim <= 512;
 }
 
+static enum cuda_fuse fuse_of(const struct esp_plan *p, uint32_t i)
+{
+    if (p->steps[i].streams)
+        return mixer_in(p, i) ? CUDA_FUSE_MIXER_IN : gated(p, i) ? CUDA_FUSE_GATED : CUDA_FUSE_NONE;
+    if (single(p, i, ESP_OP_DELTA))
+        return delta(p, i) ? CUDA_FUSE_DELTA : CUDA_FUSE_NONE;
+    if (single(p, i, ESP_OP_HEAD_ROPE))
+        return append(p, i) ? CUDA_FUSE_APPEND : CUDA_FUSE_NONE;
+    if (single(p, i, ESP_OP_ATTEND))
+        return attend(p, i) ? CUDA_FUSE_ATTEND : CUDA_FUSE_NONE;
+    return CUDA_FUSE_NONE;
+}
+
 void cuda_fuse(struct esp_plan *p)
 {
     for (uint32_t i = 0; i < p->n_step; i++)
         p->steps[i].streams = p->steps[i].kind == CUDA_STEP_LINEAR && streams(p, &p->steps[i]);
-    for (uint32_t i = 0; i + 1 < p->n_step; i++) {
-        struct cuda_step *s = &p->steps[i];
-
-        if (s->streams && mixer_in(p, i))
-            s->fuse = CUDA_FUSE_MIXER_IN;
-        else if (s->streams && i + 2 < p->n_step && gated(p, i))
-            s->fuse = CUDA_FUSE_GATED;
-        else if (single(p, i, ESP_OP_DELTA) && delta(p, i))
-            s->fuse = CUDA_FUSE_DELTA;
-        else if (single(p, i, ESP_OP_HEAD_ROPE) && append(p, i))
-            s->fuse = CUDA_FUSE_APPEND;
-        else if (single(p, i, ESP_OP_ATTEND) && attend(p, i))
-            s->fuse = CUDA_FUSE_ATTEND;
-        if (s->fuse == CUDA_FUSE_GATED)
-            s[2].gated = true;
+    for (uint32_t i = 0; i < p->n_step; i++) {
+        p->steps[i].fuse = fuse_of(p, i);
+        if (p->steps[i].fuse == CUDA_FUSE_GATED)
+            p->steps[i + 2].gated = true;
     }
 }
 

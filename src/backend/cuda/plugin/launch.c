@@ -148,8 +148,9 @@ static void products(const struct esp_plan *p, const struct cuda_step *s, const 
     const struct esp_op *ops = p->tape->ops + s->op;
     uint32_t n_row = cuda_rows_of(p, ops[0].a, h), n_in = plan_width(p, ops[0].a);
     const float *x = plan_value(p, ops[0].a);
-    const struct cu_act act = s->gated && together && cuda_gates_together(p, n_row) ? cuda_gated_act(p, n_in)
-                                                                                   : cuda_act_of(p, n_in, true);
+    const struct cu_act act = s->gated && together && cuda_gates_together(p, n_row)
+                                  ? cuda_gated_act(p, n_in)
+                                  : cuda_act_of(p, n_in, true);
     bool done[CUDA_MAX_GROUP] = {false};
 
     if (n_row == 0)
@@ -305,7 +306,8 @@ static void copy_op(const struct esp_plan *p, const struct esp_op *op, const str
         copy_rows(p, plan_value(p, op->out), n, (const float *)(const void *)(p->scratch + p->input_off), n,
                   h->n_tok);
     } else if (op->kind == ESP_OP_CONCAT) {
-        const uint32_t na = plan_width(p, op->a), nb = plan_width(p, op->b), n_row = cuda_rows_of(p, op->out, h);
+        const uint32_t na = plan_width(p, op->a), nb = plan_width(p, op->b),
+                       n_row = cuda_rows_of(p, op->out, h);
         float *y = plan_value(p, op->out);
 
         if (n_row == 0)

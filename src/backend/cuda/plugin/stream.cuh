@@ -70,7 +70,7 @@ static __device__ __forceinline__ void stream_aim(stream_cursor<RT> *c, const cu
 /* Start the copy of the cursor's unit to a slot and move on; past the last group nothing is copied. */
 template <int FMT, int RT, bool PAIR>
 static __device__ __forceinline__ void stream_fetch(stream_cursor<RT> *c, const cu_linears &l, uint32_t slot,
-                                                    uint32_t u0, uint32_t u1, uint32_t n_group)
+                                                    uint32_t u0, uint32_t u1, uint32_t n_group, uint32_t stride)
 {
     typedef stream_unit<FMT> unit;
     const uint32_t lane = threadIdx.x & 31;
@@ -91,7 +91,7 @@ static __device__ __forceinline__ void stream_fetch(stream_cursor<RT> *c, const 
             }
         }
         if (++c->u == u1) {
-            c->i += gridDim.x;
+            c->i += stride;
             if (c->i < n_group)
                 stream_aim<FMT, RT, PAIR>(c, l, c->i, u0);
         }
@@ -115,7 +115,16 @@ static __device__ __forceinline__ float stream_sum(const cu_act &x, uint32_t kb,
     return x.more ? v + x.more[at - x.sums] : v;
 }
 
-/* Row 0 of blocks [kb0, kb0 + n) to the warp's room: [block][term][64 bytes], then sums. */
+/* Chunk c, of 16 bytes, of row 0's terms from block kb0 on: [block][term][64 bytes]. */
+template <int TERMS>
+static __device__ __forceinline__ const uint16_t *stream_chunk(const cu_act &x, uint32_t kb0, uint32_t c)
+{
+    const uint32_t kb = c / (4 * TERMS), i = c / 4 % TERMS;
+
+    return (i ? x.t[TERMS - 1] : x.t[0]) + (kb0 + kb) * 32 + (c & 3) * 8;
+}
+
+/* Row 0 of blocks [kb0, kb0 + n) to the warp's room, terms and sums: first weights are not waited for. */
 template <int TERMS>
 static __device__ __forceinline__ void stream_take_row(uint8_t *to, float *sums, const cu_act &x,
                                                        uint32_t kb0, uint32_t n)
@@ -126,13 +135,9 @@ static __device__ __forceinline__ void stream_take_row(uint8_t *to, float *sums,
         uint4 v[5];
 
 #pragma unroll
-        for (int j = 0; j < 5; j++) {
-            const uint32_t c = c0 + j * 32 + lane, kb = c / (4 * TERMS), i = c / 4 % TERMS;
-
-            if (c < chunks)
-                v[j] = *reinterpret_cast<const uint4 *>((i ? x.t[TERMS - 1] : x.t[0]) + (kb0 + kb) * 32 +
-                                                        (c & 3) * 8);
-        }
+        for (int j = 0; j < 5; j++)
+            if (c0 + j * 32 + lane < chunks)
+                v[j] = *reinterpret_cast<const uint4 *>(stream_chunk<TERMS>(x, kb0, c0 + j * 32 + lane));
 #pragma unroll
         for (int j = 0; j < 5; j++)
             if (c0 + j * 32 + lane < chunks)
@@ -141,6 +146,25 @@ static __device__ __forceinline__ void stream_take_row(uint8_t *to, float *sums,
     for (uint32_t k = lane; k < n; k += 32)
         sums[k] = stream_sum(x, kb0 + k, 0);
     __syncwarp();
+}
+
+/* The same by two teams together, in long rows: all is under way at once, weights that were started too. */
+template <int TERMS>
+static __device__ __forceinline__ void stream_take_long_row(uint8_t *to, float *sums, const cu_act &x,
+                                                            uint32_t kb0, uint32_t n, uint32_t team)
+{
+    const uint32_t lane = (threadIdx.x & 31) + team * 32;
+    const uint32_t at = (uint32_t)__cvta_generic_to_shared(to);
+
+    for (uint32_t c = lane; c < n * TERMS * 4; c += 64)
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(at + c * 16),
+                     "l"(stream_chunk<TERMS>(x, kb0, c))
+                     : "memory");
+    asm volatile("cp.async.commit_group;" ::: "memory");
+    for (uint32_t k = lane; k < n; k += 64)
+        sums[k] = stream_sum(x, kb0 + k, 0);
+    asm volatile("cp.async.wait_group 0;" ::: "memory");
+    __syncthreads();
 }
 
 /* Activations of blocks kb, kb + 1 and their sum; ONE: from the warp's room, of which `at` is block kb. */
@@ -233,6 +257,39 @@ static __device__ __forceinline__ void stream_half(float (&acc)[RT][NT][4],
     }
 }
 
+/* Unit u, the at-th of the part, out of a slot. */
+template <int FMT, int TERMS, int NT, int RT, bool ONE>
+static __device__ __forceinline__ void
+stream_slot(float (&acc)[RT][NT][4], const uint8_t *slot, const uint8_t *row, const float *row_sums,
+            uint32_t at, uint32_t u, const cu_act &x, uint32_t row0, uint32_t n_row)
+{
+    typedef stream_unit<FMT> unit;
+    enum { LH = half_quad<FMT>::loads };
+    const uint32_t lane = threadIdx.x & 31;
+
+#pragma unroll
+    for (int h = 0; h < unit::halves; h++) {
+        const uint32_t here = at * unit::halves + h; /* half quads of the part */
+        stream_rows<TERMS, NT> rows;
+        uint4 raw[RT][LH];
+        uint2 sc[RT];
+
+        stream_load_rows<FMT, TERMS, NT, ONE>(&rows, row + here * (2 * TERMS * 64), row_sums + here * 2, x,
+                                              row0, n_row, (u * unit::halves + h) * 2);
+#pragma unroll
+        for (int r = 0; r < RT; r++) {
+#pragma unroll
+            for (int j = 0; j < LH; j++)
+                raw[r][j] = *reinterpret_cast<const uint4 *>(slot + r * unit::all + (h * LH + j) * 512 +
+                                                             lane * 16);
+            if (unit::scales)
+                sc[r] = *reinterpret_cast<const uint2 *>(slot + r * unit::all + unit::codes + h * 64 +
+                                                         (lane >> 2) * 8);
+        }
+        stream_half<FMT, TERMS, NT, RT, ONE>(acc, raw, sc, rows, h);
+    }
+}
+
 /* ---- outputs ---- */
 
 /* One new row of a sequence: its channel through the convolution of delta.cu, old rows moved up by one. */
@@ -321,20 +378,20 @@ static __device__ __forceinline__ float stream_add(const stream_red<NT, RT, ONE>
 template <int NT, int RT, bool ONE>
 static __device__ __forceinline__ void stream_outputs(const cu_stream &k, const stream_red<NT, RT, ONE> &red,
                                                       uint32_t flip, uint32_t i, uint32_t row0,
-                                                      uint32_t n_row)
+                                                      uint32_t n_row, uint32_t thread)
 {
     uint32_t here;
     const uint32_t tile = find_tile(k.l, i, RT, &here);
 
     if (ONE) {
-        const uint32_t r = threadIdx.x >> 4, row = threadIdx.x & 15;
+        const uint32_t r = thread >> 4, row = thread & 15;
 
         if (r < RT)
             stream_finish(k, here, (tile + r) * 16 + row, 0,
                           stream_add(red, flip, r * 2 + (row >> 3), row & 7));
         return;
     }
-    for (uint32_t e = threadIdx.x; e < RT * NT * 4 * 32; e += 32 * CU_PARTS) {
+    for (uint32_t e = thread; e < RT * NT * 4 * 32; e += 32 * CU_PARTS) {
         const uint32_t le = e & 31, j = e >> 5 & 3, n = (e >> 7) % NT, r = (e >> 7) / NT;
         const uint32_t tok = row0 + n * 8 + 2 * (le & 3) + (j & 1);
 
@@ -400,8 +457,9 @@ static __device__ __forceinline__ void stream_gated(const cu_stream &k, const st
 
 /* ---- the kernel ---- */
 
-template <int FMT, int TERMS, int NT, int RT, int DEPTH, bool ONE> struct stream_room { /* shared memory */
-    enum { slot = RT * stream_unit<FMT>::all, ring = CU_PARTS * DEPTH * slot };
+template <int FMT, int TERMS, int NT, int RT, int DEPTH, bool ONE, int TEAMS>
+struct stream_room { /* shared memory */
+    enum { slot = RT * stream_unit<FMT>::all, ring = TEAMS * CU_PARTS * DEPTH * slot };
 
     static __host__ __device__ __forceinline__ uint32_t rows(const cu_linears &l)
     {
@@ -409,7 +467,7 @@ template <int FMT, int TERMS, int NT, int RT, int DEPTH, bool ONE> struct stream
     }
     static __host__ __device__ __forceinline__ uint32_t bytes(const cu_linears &l)
     {
-        return ring + rows(l) + (uint32_t)sizeof(stream_red<NT, RT, ONE>);
+        return ring + rows(l) + TEAMS * (uint32_t)sizeof(stream_red<NT, RT, ONE>);
     }
 };
 
@@ -417,79 +475,83 @@ template <int FMT, int TERMS, int NT, int RT, int DEPTH, bool ONE> struct stream
  * Blocks of a multiprocessor. Where it is two, a block's shared memory has to be more than a third of it: a
  * third block of the next kernel beside them would leave other multiprocessors with less work.
  */
-static __host__ __device__ constexpr uint32_t stream_resident(int NT, int RT)
+static __host__ __device__ constexpr uint32_t stream_resident(int NT, int RT, int TEAMS)
 {
-    return NT > 2 || RT > 2 ? 1 : 2;
+    return NT > 2 || RT > 2 || TEAMS > 1 ? 1 : 2;
 }
 
-/* Blocks stay: block b computes the tile groups b, b + gridDim.x, ... */
-template <int FMT, int TERMS, int NT, int RT, int DEPTH, bool ONE, bool PAIR>
-static __global__ void __launch_bounds__(32 * CU_PARTS, stream_resident(NT, RT))
+/*
+ * Blocks stay: block b computes the tile groups b, b + gridDim.x, ... A block may be two teams of 8 warps that
+ * work like blocks of their own, but share the row of activations.
+ */
+template <int FMT, int TERMS, int NT, int RT, int DEPTH, bool ONE, bool PAIR, int TEAMS>
+static __global__ void __launch_bounds__(32 * CU_PARTS * TEAMS, stream_resident(NT, RT, TEAMS))
     stream(const __grid_constant__ cu_stream k, const __grid_constant__ cu_act x, uint32_t n_row,
            uint32_t n_group)
 {
     typedef stream_unit<FMT> unit;
-    typedef stream_room<FMT, TERMS, NT, RT, DEPTH, ONE> room;
-    enum { LH = half_quad<FMT>::loads };
+    typedef stream_room<FMT, TERMS, NT, RT, DEPTH, ONE, TEAMS> room;
+    enum { TWO = ONE && RT == 1 && FMT == CU_Q4 }; /* units at once: more sums that do not wait for each other */
     extern __shared__ __align__(128) uint8_t shared[];
     const cu_linears &l = k.l;
+    const uint32_t lane = threadIdx.x & 31, part = threadIdx.x >> 5 & (CU_PARTS - 1), row0 = blockIdx.y * (NT * 8);
+    const uint32_t team = TEAMS > 1 ? threadIdx.x / (32 * CU_PARTS) : 0, thread = threadIdx.x % (32 * CU_PARTS);
+    const uint32_t first = blockIdx.x + team * gridDim.x, stride = gridDim.x * TEAMS;
     stream_red<NT, RT, ONE> &red =
-        *reinterpret_cast<stream_red<NT, RT, ONE> *>(shared + room::ring + room::rows(l));
-    const uint32_t lane = threadIdx.x & 31, part = threadIdx.x >> 5, row0 = blockIdx.y * (NT * 8);
+        reinterpret_cast<stream_red<NT, RT, ONE> *>(shared + room::ring + room::rows(l))[team];
     const uint32_t n_unit = l.w[0].n_quad * 2 / unit::halves, per = l.w[0].part_quads * 2 / unit::halves;
     const uint32_t u0 = min(part * per, n_unit), u1 = min(u0 + per, n_unit);
-    const uint8_t *own = shared + part * (DEPTH * room::slot);
+    const uint8_t *own = shared + (threadIdx.x >> 5) * (DEPTH * room::slot);
     const uint32_t own_at = (uint32_t)__cvta_generic_to_shared(own);
     uint8_t *row = shared + room::ring + part * stream_row_bytes(l.w[0].part_quads, TERMS);
     float *row_sums = reinterpret_cast<float *>(row + l.w[0].part_quads * 4 * TERMS * 64);
     uint32_t slot = 0, flip = 0;
     stream_cursor<RT> ahead;
 
-    stream_aim<FMT, RT, PAIR>(&ahead, l, blockIdx.x, u0);
+    stream_aim<FMT, RT, PAIR>(&ahead, l, first, u0);
     if (u0 == u1)
         ahead.i = n_group; /* an empty part */
     for (uint32_t d = 0; d < DEPTH; d++)
-        stream_fetch<FMT, RT, PAIR>(&ahead, l, own_at + d * room::slot, u0, u1, n_group);
+        stream_fetch<FMT, RT, PAIR>(&ahead, l, own_at + d * room::slot, u0, u1, n_group, stride);
     if (k.order != CU_STREAM_FIRST)
         cu_let_next_start();
     if (k.order != CU_STREAM_BESIDE)
         cu_wait_for_inputs();
     if (k.order == CU_STREAM_FIRST)
         cu_let_next_start();
-    if (ONE)
+    if (ONE && TEAMS > 1)
+        stream_take_long_row<TERMS>(row, row_sums, x, u0 * 2 * unit::halves, (u1 - u0) * 2 * unit::halves,
+                                    team);
+    else if (ONE)
         stream_take_row<TERMS>(row, row_sums, x, u0 * 2 * unit::halves, (u1 - u0) * 2 * unit::halves);
-    for (uint32_t i = blockIdx.x; i < n_group; i += gridDim.x, flip ^= 1) {
+    for (uint32_t i = first; i < n_group; i += stride, flip ^= 1) {
         float acc[RT][NT][4] = {};
 
-        for (uint32_t u = u0; u < u1; u++) {
-            const uint8_t *at = own + slot * room::slot;
+        uint32_t u = u0;
 
-            asm volatile("cp.async.wait_group %0;" ::"n"(DEPTH - 1) : "memory");
-            __syncwarp(); /* what other lanes copied has arrived too */
-#pragma unroll
-            for (int h = 0; h < unit::halves; h++) {
-                const uint32_t here = (u - u0) * unit::halves + h; /* half quads of the part */
-                stream_rows<TERMS, NT> rows;
-                uint4 raw[RT][LH];
-                uint2 sc[RT];
+        if (TWO) {
+            for (; u + 1 < u1; u += 2) {
+                const uint32_t second = slot + 1 == DEPTH ? 0 : slot + 1;
 
-                stream_load_rows<FMT, TERMS, NT, ONE>(&rows, row + here * (2 * TERMS * 64),
-                                                      row_sums + here * 2, x, row0, n_row,
-                                                      (u * unit::halves + h) * 2);
-#pragma unroll
-                for (int r = 0; r < RT; r++) {
-#pragma unroll
-                    for (int j = 0; j < LH; j++)
-                        raw[r][j] = *reinterpret_cast<const uint4 *>(at + r * unit::all + (h * LH + j) * 512 +
-                                                                     lane * 16);
-                    if (unit::scales)
-                        sc[r] = *reinterpret_cast<const uint2 *>(at + r * unit::all + unit::codes + h * 64 +
-                                                                 (lane >> 2) * 8);
-                }
-                stream_half<FMT, TERMS, NT, RT, ONE>(acc, raw, sc, rows, h);
+                asm volatile("cp.async.wait_group %0;" ::"n"(DEPTH - 2) : "memory");
+                __syncwarp(); /* what other lanes copied has arrived too */
+                stream_slot<FMT, TERMS, NT, RT, ONE>(acc, own + slot * room::slot, row, row_sums, u - u0, u, x,
+                                                     row0, n_row);
+                stream_slot<FMT, TERMS, NT, RT, ONE>(acc, own + second * room::slot, row, row_sums, u + 1 - u0,
+                                                     u + 1, x, row0, n_row);
+                __syncwarp(); /* all have read the slots */
+                stream_fetch<FMT, RT, PAIR>(&ahead, l, own_at + slot * room::slot, u0, u1, n_group, stride);
+                stream_fetch<FMT, RT, PAIR>(&ahead, l, own_at + second * room::slot, u0, u1, n_group, stride);
+                slot = second + 1 == DEPTH ? 0 : second + 1;
             }
-            __syncwarp(); /* all have read the slot */
-            stream_fetch<FMT, RT, PAIR>(&ahead, l, own_at + slot * room::slot, u0, u1, n_group);
+        }
+        for (; u < u1; u++) {
+            asm volatile("cp.async.wait_group %0;" ::"n"(DEPTH - 1) : "memory");
+            __syncwarp();
+            stream_slot<FMT, TERMS, NT, RT, ONE>(acc, own + slot * room::slot, row, row_sums, u - u0, u, x,
+                                                 row0, n_row);
+            __syncwarp();
+            stream_fetch<FMT, RT, PAIR>(&ahead, l, own_at + slot * room::slot, u0, u1, n_group, stride);
             slot = slot + 1 == DEPTH ? 0 : slot + 1;
         }
         if (!ONE) {
@@ -501,14 +563,18 @@ static __global__ void __launch_bounds__(32 * CU_PARTS, stream_resident(NT, RT))
             for (int e = 0; e < RT * 2; e++)
                 red.v[flip][part][e][lane >> 2] = acc[e >> 1][0][e & 1 ? 2 : 0];
         }
-        __syncthreads(); /* the other half of red is free once all have passed the next one */
+        /* the other half of red is free once all have passed the next barrier */
+        if (TEAMS > 1)
+            asm volatile("bar.sync %0, %1;" ::"r"(team + 1), "n"(32 * CU_PARTS) : "memory");
+        else
+            __syncthreads();
         if constexpr (PAIR) {
 #pragma unroll
             for (uint32_t r = 0; r < RT; r += 2)
                 if (i * (RT / 2) + r / 2 < l.w[0].n_tile)
                     stream_gated<NT, RT, ONE>(k, red, flip, r, i * (RT / 2) + r / 2, row0, n_row);
         } else
-            stream_outputs<NT, RT, ONE>(k, red, flip, i, row0, n_row);
+            stream_outputs<NT, RT, ONE>(k, red, flip, i, row0, n_row, thread);
     }
     if (k.order == CU_STREAM_BESIDE)
         cu_wait_for_inputs();
@@ -516,40 +582,42 @@ static __global__ void __launch_bounds__(32 * CU_PARTS, stream_resident(NT, RT))
 
 /* ---- choosing ---- */
 
-template <int FMT, int NT, int RT, int DEPTH, bool ONE, bool PAIR>
+template <int FMT, int NT, int RT, int DEPTH, bool ONE, bool PAIR, int TEAMS>
 static void stream_start(cudaStream_t s, const cu_stream *k, const cu_act *x, uint32_t n_row)
 {
-    typedef stream_room<FMT, 2, NT, RT, DEPTH, ONE> room;
+    typedef stream_room<FMT, 2, NT, RT, DEPTH, ONE, TEAMS> room;
     const cu_linears *l = &k->l;
     const uint32_t n_group = PAIR ? (l->w[0].n_tile + RT / 2 - 1) / (RT / 2) : count_blocks(l, RT);
-    const uint32_t most = l->n_multiprocessor * stream_resident(NT, RT);
+    const uint32_t most = l->n_multiprocessor * stream_resident(NT, RT, TEAMS);
     cudaLaunchAttribute early = {};
     cudaLaunchConfig_t c = {};
 
     early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     early.val.programmaticStreamSerializationAllowed = 1;
-    c.gridDim = dim3(n_group < most ? n_group : most, (n_row + NT * 8 - 1) / (NT * 8));
-    c.blockDim = 32 * CU_PARTS;
+    const uint32_t n_block = (n_group + TEAMS - 1) / TEAMS;
+
+    c.gridDim = dim3(n_block < most ? n_block : most, (n_row + NT * 8 - 1) / (NT * 8));
+    c.blockDim = 32 * CU_PARTS * TEAMS;
     c.dynamicSmemBytes = room::bytes(*l);
     c.stream = s;
     c.attrs = &early;
     c.numAttrs = l->early ? 1 : 0;
-    cudaLaunchKernelEx(&c, stream<FMT, 2, NT, RT, DEPTH, ONE, PAIR>, *k, *x, n_row, n_group);
+    cudaLaunchKernelEx(&c, stream<FMT, 2, NT, RT, DEPTH, ONE, PAIR, TEAMS>, *k, *x, n_row, n_group);
 }
 
 /* How deep rings are. */
 template <int FMT, int NT, int RT, bool ONE> struct stream_depth;
 template <> struct stream_depth<CU_Q4, 1, 2, true> {
-    enum { deep = 4, shallow = 3 };
+    enum { deep = 4, shallow = 2, teams = 1 };
 };
 template <> struct stream_depth<CU_Q4, 1, 1, true> {
-    enum { deep = 8, shallow = 4 };
+    enum { deep = 8, shallow = 6, teams = 2 };
 };
 template <> struct stream_depth<CU_BF16, 1, 2, true> {
-    enum { deep = 2, shallow = 2 };
+    enum { deep = 2, shallow = 2, teams = 1 };
 };
 template <> struct stream_depth<CU_BF16, 1, 1, true> {
-    enum { deep = 4, shallow = 2 };
+    enum { deep = 4, shallow = 3, teams = 2 };
 };
 template <> struct stream_depth<CU_Q4, 1, 2, false> {
     enum { deep = 4 };
@@ -581,9 +649,6 @@ template <> struct stream_depth<CU_BF16, 2, 2, false> {
 template <> struct stream_depth<CU_BF16, 1, 4, false> {
     enum { deep = 2 };
 };
-template <> struct stream_depth<CU_BF16, 2, 4, false> {
-    enum { deep = 2 };
-};
 template <> struct stream_depth<CU_BF16, 4, 2, false> {
     enum { deep = 3 };
 };
@@ -595,22 +660,29 @@ static void stream_one(cudaStream_t s, const cu_stream *k, const cu_act *x)
 {
     typedef stream_depth<FMT, 1, RT, true> depth;
 
-    if (stream_room<FMT, 2, 1, RT, depth::deep, true>::rows(k->l) <= STREAM_DEEP_ROWS)
-        stream_start<FMT, 1, RT, depth::deep, true, PAIR>(s, k, x, 1);
+    if (stream_room<FMT, 2, 1, RT, depth::deep, true, depth::teams>::rows(k->l) <= STREAM_DEEP_ROWS)
+        stream_start<FMT, 1, RT, depth::deep, true, PAIR, depth::teams>(s, k, x, 1);
     else
-        stream_start<FMT, 1, RT, depth::shallow, true, PAIR>(s, k, x, 1);
+        stream_start<FMT, 1, RT, depth::shallow, true, PAIR, depth::teams>(s, k, x, 1);
 }
 
 template <int FMT, int NT, int RT, bool PAIR>
 static void stream_some(cudaStream_t s, const cu_stream *k, const cu_act *x, uint32_t n_row)
 {
-    stream_start<FMT, NT, RT, stream_depth<FMT, NT, RT, false>::deep, false, PAIR>(s, k, x, n_row);
+    stream_start<FMT, NT, RT, stream_depth<FMT, NT, RT, false>::deep, false, PAIR, 1>(s, k, x, n_row);
+}
+
+/* Tiles at once for 9 to 16 rows of wide products: with few bytes of weights rows are what has to be saved. */
+template <int FMT> static constexpr int stream_wide(void)
+{
+    return FMT == CU_Q4 ? 4 : 2;
 }
 
 template <int FMT>
 static void stream_launch(cudaStream_t s, const cu_stream *k, const cu_act *x, uint32_t n_row)
 {
-    typedef stream_room<FMT, 2, 1, 2, stream_depth<FMT, 1, 2, true>::shallow, true> most;
+    enum { WIDE = stream_wide<FMT>() };
+    typedef stream_room<FMT, 2, 1, 1, stream_depth<FMT, 1, 1, true>::shallow, true, 2> most;
     const bool one = n_row == 1 && most::bytes(k->l) <= CU_TILED_SHARED;
     /* few tiles: one at a time, so that all multiprocessors have about as many */
     const bool wide = count_blocks(&k->l, 2) >= 3 * k->l.n_multiprocessor;
@@ -628,9 +700,9 @@ static void stream_launch(cudaStream_t s, const cu_stream *k, const cu_act *x, u
     else if (n_row <= 8)
         stream_some<FMT, 1, 2, false>(s, k, x, n_row);
     else if (n_row <= 16 && k->swiglu)
-        stream_some<FMT, 2, 4, true>(s, k, x, n_row);
+        stream_some<FMT, 2, WIDE, true>(s, k, x, n_row);
     else if (n_row <= 16 && wide)
-        stream_some<FMT, 2, 4, false>(s, k, x, n_row);
+        stream_some<FMT, 2, WIDE, false>(s, k, x, n_row);
     else if (n_row <= 16)
         stream_some<FMT, 2, 2, false>(s, k, x, n_row);
     else if (k->swiglu)
@@ -639,31 +711,33 @@ static void stream_launch(cudaStream_t s, const cu_stream *k, const cu_act *x, u
         stream_some<FMT, 4, 2, false>(s, k, x, n_row);
 }
 
-template <int FMT, int NT, int RT, int DEPTH, bool ONE, bool PAIR> static cudaError_t stream_allow(void)
+template <int FMT, int NT, int RT, int DEPTH, bool ONE, bool PAIR, int TEAMS>
+static cudaError_t stream_allow(void)
 {
-    return cudaFuncSetAttribute(stream<FMT, 2, NT, RT, DEPTH, ONE, PAIR>,
+    return cudaFuncSetAttribute(stream<FMT, 2, NT, RT, DEPTH, ONE, PAIR, TEAMS>,
                                 cudaFuncAttributeMaxDynamicSharedMemorySize, CU_TILED_SHARED);
 }
 
 template <int FMT, int RT, bool PAIR> static cudaError_t stream_allow_one(void)
 {
     typedef stream_depth<FMT, 1, RT, true> depth;
-    const cudaError_t e = stream_allow<FMT, 1, RT, depth::deep, true, PAIR>();
+    const cudaError_t e = stream_allow<FMT, 1, RT, depth::deep, true, PAIR, depth::teams>();
 
-    return e == cudaSuccess ? stream_allow<FMT, 1, RT, depth::shallow, true, PAIR>() : e;
+    return e == cudaSuccess ? stream_allow<FMT, 1, RT, depth::shallow, true, PAIR, depth::teams>() : e;
 }
 
 template <int FMT, int NT, int RT, bool PAIR> static cudaError_t stream_allow_some(void)
 {
-    return stream_allow<FMT, NT, RT, stream_depth<FMT, NT, RT, false>::deep, false, PAIR>();
+    return stream_allow<FMT, NT, RT, stream_depth<FMT, NT, RT, false>::deep, false, PAIR, 1>();
 }
 
 template <int FMT> static cudaError_t stream_setup(void)
 {
+    enum { WIDE = stream_wide<FMT>() };
     const cudaError_t all[] = {stream_allow_one<FMT, 2, true>(),      stream_allow_one<FMT, 2, false>(),
                                stream_allow_one<FMT, 1, false>(),     stream_allow_some<FMT, 1, 4, true>(),
                                stream_allow_some<FMT, 1, 4, false>(), stream_allow_some<FMT, 1, 2, false>(),
-                               stream_allow_some<FMT, 2, 4, true>(),  stream_allow_some<FMT, 2, 4, false>(),
+                               stream_allow_some<FMT, 2, WIDE, true>(), stream_allow_some<FMT, 2, WIDE, false>(),
                                stream_allow_some<FMT, 2, 2, false>(), stream_allow_some<FMT, 4, 2, true>(),
                                stream_allow_some<FMT, 4, 2, false>()};
 

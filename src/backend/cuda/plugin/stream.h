@@ -16,10 +16,10 @@ extern "C" {
 enum { CU_STREAM_ROWS = 32 };
 
 enum cu_finish_kind {
-    CU_STORE,   /* y[row][n_out] */
-    CU_CONV,    /* causal convolution with one new row a sequence: y[row][n_out]; v0: taps */
+    CU_STORE,    /* y[row][n_out] */
+    CU_CONV,     /* causal convolution with one new row a sequence: y[row][n_out]; v0: taps */
     CU_STRENGTH, /* sigmoid, to y[row][2 n_out] */
-    CU_DECAY    /* v0 * softplus(. + v1), to the second half of y[row][2 n_out] */
+    CU_DECAY     /* v0 * softplus(. + v1), to the second half of y[row][2 n_out] */
 };
 
 struct cu_finish {
