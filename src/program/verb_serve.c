@@ -446,6 +446,7 @@ static int run(struct serving *s, struct esp_options *o)
     s->o.fit = fit_report;
     s->o.log = log_line;
     s->o.kv = o->v[OPT_KV].s;
+    s->o.state = o->v[OPT_STATE].s;
     s->o.fingerprint = s->fingerprint;
     pidfile = o->v[OPT_PIDFILE].s;
     status = write_pid(pidfile, &err);

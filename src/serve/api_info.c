@@ -117,7 +117,7 @@ static json_t *model_json(const struct esp_server *s)
                                   "size", (json_int_t)m->weight_bytes, "n_ctx", (json_int_t)s->context,
                                   "n_ctx_train", (json_int_t)m->context, "n_vocab", (json_int_t)m->n_vocab,
                                   "quantization", m->weights, "kv", s->o.kv ? s->o.kv : "bf16", "state",
-                                  "f32"));
+                                  s->o.state ? s->o.state : "f32"));
     return v;
 }
 

@@ -101,7 +101,7 @@ struct esp_serve_opts {
     bool no_page;            /* GET / is a line of text instead of the web page */
     const char *fingerprint; /* of weights and settings, for system_fingerprint */
     const char *commit;
-    const char *kv; /* for the model list */
+    const char *kv, *state; /* for the model list */
     /* What the program does. */
     void *user;
     /* On a thread of its own: make the model and its engine. The server closes neither. */

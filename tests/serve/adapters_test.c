@@ -4,7 +4,7 @@
  *
  * SPDX-License-Identifier: MIT
  */
-#include "serve/client/client.h"
+#include "serve/client/shared.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -13,8 +13,6 @@
 #define CHAT "/v1/chat/completions"
 #define USER "'messages':[{'role':'user','content':'Spell: garden'}],'temperature':0,'max_tokens':12"
 
-static struct server shared;
-
 static int start(void **state)
 {
     (void)state;
@@ -22,13 +20,6 @@ static int start(void **state)
     shared.o.adapter_dir = test_path("models");
     shared.engine.max_rank = 16;
     server_start(&shared);
-    return 0;
-}
-
-static int stop(void **state)
-{
-    (void)state;
-    server_stop(&shared);
     return 0;
 }
 

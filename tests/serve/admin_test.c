@@ -26,6 +26,16 @@ static struct reply get(const struct server *s, const char *path, int status)
     return r;
 }
 
+/* What is asked gives this status. */
+static void expect(const struct server *s, const char *method, const char *path, const char *headers,
+                   const char *body, int status)
+{
+    struct reply r = client_do(s, method, path, headers, body);
+
+    assert_int_equal(r.status, status);
+    reply_free(&r);
+}
+
 static void test_statistics(void **state)
 {
     static const char *const parts[] = {
@@ -103,44 +113,32 @@ static void test_admin(void **state)
     fclose(f);
     server_init(&s);
     s.o.api_key_file = path;
+    s.o.kv = "q8";
+    s.o.state = "bf16";
     server_start(&s);
     r = client_do(&s, "POST", "/admin/log-level", "x-api-key: two\r\n", "{\"level\":\"error\"}");
     assert_int_equal(r.status, 403);
     assert_string_equal(text_at(r.json, "error.code"), "admin_required");
     reply_free(&r);
-    r = client_do(&s, "POST", "/admin/log-level", "x-api-key: one\r\n", "{\"level\":\"loud\"}");
-    assert_int_equal(r.status, 400);
-    reply_free(&r);
-    r = client_do(&s, "POST", "/admin/log-level", "x-api-key: one\r\n", "{\"level\":\"error\"}");
-    assert_int_equal(r.status, 200);
-    reply_free(&r);
+    expect(&s, "POST", "/admin/log-level", "x-api-key: one\r\n", "{\"level\":\"loud\"}", 400);
+    expect(&s, "POST", "/admin/log-level", "x-api-key: one\r\n", "{\"level\":\"error\"}", 200);
     r = client_do(&s, "GET", "/v1/models", "x-api-key: two\r\nx-request-id: unseen\r\n", NULL);
     assert_int_equal(r.status, 200);
+    assert_string_equal(text_at(r.json, "data.0.meta.kv"), "q8");
+    assert_string_equal(text_at(r.json, "data.0.meta.state"), "bf16");
     reply_free(&r);
     f = fopen(path, "w");
     fputs("one first admin\nthree third\n", f);
     fclose(f);
-    r = client_do(&s, "POST", "/admin/reload-keys", "x-api-key: one\r\n", NULL);
-    assert_int_equal(r.status, 200);
-    reply_free(&r);
-    r = client_do(&s, "GET", "/v1/models", "x-api-key: two\r\n", NULL);
-    assert_int_equal(r.status, 401);
-    reply_free(&r);
-    r = client_do(&s, "GET", "/v1/models", "x-api-key: three\r\n", NULL);
-    assert_int_equal(r.status, 200);
-    reply_free(&r);
+    expect(&s, "POST", "/admin/reload-keys", "x-api-key: one\r\n", NULL, 200);
+    expect(&s, "GET", "/v1/models", "x-api-key: two\r\n", NULL, 401);
+    expect(&s, "GET", "/v1/models", "x-api-key: three\r\n", NULL, 200);
     f = fopen(path, "w");
     fputs("one first emperor\n", f);
     fclose(f);
-    r = client_do(&s, "POST", "/admin/reload-keys", "x-api-key: one\r\n", NULL);
-    assert_int_equal(r.status, 400);
-    reply_free(&r);
-    r = client_do(&s, "POST", "/admin/sleep", "x-api-key: one\r\n", NULL);
-    assert_int_equal(r.status, 501);
-    reply_free(&r);
-    r = client_do(&s, "POST", "/admin/drain", "x-api-key: one\r\n", NULL);
-    assert_int_equal(r.status, 202);
-    reply_free(&r);
+    expect(&s, "POST", "/admin/reload-keys", "x-api-key: one\r\n", NULL, 400);
+    expect(&s, "POST", "/admin/sleep", "x-api-key: one\r\n", NULL, 501);
+    expect(&s, "POST", "/admin/drain", "x-api-key: one\r\n", NULL, 202);
     assert_int_equal(server_join(&s), ESP_OK); /* by itself */
 }
 

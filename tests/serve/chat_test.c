@@ -4,7 +4,7 @@
  *
  * SPDX-License-Identifier: MIT
  */
-#include "serve/client/client.h"
+#include "serve/client/shared.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -16,21 +16,12 @@
 #define CHAT "/v1/chat/completions"
 #define TEXT "/v1/completions"
 
-static struct server shared;
-
 static int start(void **state)
 {
     (void)state;
     server_init(&shared);
     shared.o.sse_ping = 0.2;
     server_start(&shared);
-    return 0;
-}
-
-static int stop(void **state)
-{
-    (void)state;
-    server_stop(&shared);
     return 0;
 }
 

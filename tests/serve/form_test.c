@@ -4,7 +4,7 @@
  *
  * SPDX-License-Identifier: MIT
  */
-#include "serve/client/client.h"
+#include "serve/client/shared.h"
 
 #include <poll.h>
 #include <stdio.h>
@@ -25,23 +25,6 @@
 #define SCHEMA_FORM                                                                                          \
     ",'response_format':{'type':'json_schema','json_schema':{'name':'w','strict':true,'schema':{'type':"     \
     "'object','properties':{'word':{'type':'string','maxLength':12}},'required':['word']}}}"
-
-static struct server shared;
-
-static int start(void **state)
-{
-    (void)state;
-    server_init(&shared);
-    server_start(&shared);
-    return 0;
-}
-
-static int stop(void **state)
-{
-    (void)state;
-    server_stop(&shared);
-    return 0;
-}
 
 /* ---- forms and tools ---- */
 
@@ -346,5 +329,5 @@ int main(void)
         cmocka_unit_test(test_windows),
     };
 
-    return cmocka_run_group_tests(tests, start, stop);
+    return cmocka_run_group_tests(tests, start_plain, stop);
 }

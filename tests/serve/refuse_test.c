@@ -4,7 +4,7 @@
  *
  * SPDX-License-Identifier: MIT
  */
-#include "serve/client/client.h"
+#include "serve/client/shared.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -14,23 +14,6 @@
 #define CHAT       "/v1/chat/completions"
 #define TEXT       "/v1/completions"
 #define USER(text) "'messages':[{'role':'user','content':'" text "'}]"
-
-static struct server shared;
-
-static int start(void **state)
-{
-    (void)state;
-    server_init(&shared);
-    server_start(&shared);
-    return 0;
-}
-
-static int stop(void **state)
-{
-    (void)state;
-    server_stop(&shared);
-    return 0;
-}
 
 static void test_shared_cases(void **state)
 {
@@ -193,5 +176,5 @@ int main(void)
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_shared_cases),
                                        cmocka_unit_test(test_wrong_fields), cmocka_unit_test(test_overflow)};
 
-    return cmocka_run_group_tests(tests, start, stop);
+    return cmocka_run_group_tests(tests, start_plain, stop);
 }
