@@ -42,7 +42,6 @@ esp_status esp_load_target_parse(struct esp_load_target *out, const char *url, e
     else if (strstr(url, "://"))
         return esp_fail(err, ESP_EINVAL, "'%s': http://HOST[:PORT] or unix:/PATH", url);
     end = host + strcspn(host, "/");
-    n = (size_t)(end - host);
     if (host[0] == '[') {
         host++;
         n = strcspn(host, "]");

@@ -71,7 +71,7 @@ static uint32_t draw(const struct esp_recall *r, enum purpose what, uint32_t i)
 /* Different codes without a leading zero, so that each is one number of as many digits. */
 static void choose_codes(const struct esp_recall *r, struct esp_recall_answer *a)
 {
-    uint32_t used[ESP_RECALL_KEYS], i = 0;
+    uint32_t used[ESP_RECALL_KEYS] = {0}, i = 0;
 
     for (uint32_t n = 0; n < ESP_RECALL_KEYS; i++) {
         const uint32_t code = 10000 + draw(r, FOR_CODE, i) % 90000;

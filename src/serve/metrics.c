@@ -202,7 +202,7 @@ static void counters(const struct page *p, const struct esp_metrics *m, const es
 static void drafts(const struct page *p, const esp_stats *t)
 {
     static const char *const families[] = {"vllm", "llamacpp"};
-    char name[80], position[8];
+    char name[80], position[12];
 
     for (int f = 0; f < 2; f++) {
         snprintf(name, sizeof name, "%s:spec_decode_num_drafts_total", families[f]);

@@ -12,17 +12,6 @@
 
 static struct esp_vocab *bytes;
 
-static esp_status compile(struct esp_grammar **g, const char *schema, unsigned flags, esp_error *err)
-{
-    json_t *j = NULL;
-    esp_status s;
-
-    test_ok(esp_json_parse(&j, schema, strlen(schema), "schema", 0, err), err);
-    s = esp_grammar_schema(g, bytes, j, flags, err);
-    json_decref(j);
-    return s;
-}
-
 static void hostile_schemas_end_in_time(void **state)
 {
     struct esp_grammar *g = NULL;
@@ -36,29 +25,32 @@ static void hostile_schemas_end_in_time(void **state)
     esp_strbuf_puts(&b, "{}");
     for (int i = 0; i < 70; i++)
         esp_strbuf_puts(&b, "}");
-    test_refused(compile(&g, b.data, 0, &err), ESP_ENOFIT, &err, "nested 71 deep");
+    test_refused(compile_schema(&g, bytes, b.data, 0, &err), ESP_ENOFIT, &err, "nested 71 deep");
 
     esp_strbuf_clear(&b);
     esp_strbuf_puts(&b, "{\"enum\":[0");
     for (int i = 1; i <= 10000; i++)
         esp_strbuf_printf(&b, ",%d", i);
     esp_strbuf_puts(&b, "]}");
-    test_refused(compile(&g, b.data, 0, &err), ESP_ENOFIT, &err, "10001 values");
+    test_refused(compile_schema(&g, bytes, b.data, 0, &err), ESP_ENOFIT, &err, "10001 values");
 
     esp_strbuf_clear(&b);
     esp_strbuf_puts(&b, "{\"enum\":[\"value number 0\"");
     for (int i = 1; i < 10000; i++)
         esp_strbuf_printf(&b, ",\"value number %d\"", i);
     esp_strbuf_puts(&b, "]}");
-    test_ok(compile(&g, b.data, 0, &err), &err);
+    test_ok(compile_schema(&g, bytes, b.data, 0, &err), &err);
     assert_int_equal(judge(g, "\"value number 9999\"", 19), 1);
     assert_int_equal(judge(g, "\"value number 10000\"", 20), -1);
     esp_grammar_release(g);
     g = NULL;
 
-    test_refused(compile(&g, "{\"type\":\"string\",\"pattern\":\"^(a|b)*a(a|b){24}$\"}", 0, &err), ESP_ENOFIT,
-                 &err, "too large");
-    test_ok(compile(&g, "{\"type\":\"string\",\"pattern\":\"^((((a{99}){99}){99}){99})$\"}", 0, &err), &err);
+    test_refused(
+        compile_schema(&g, bytes, "{\"type\":\"string\",\"pattern\":\"^(a|b)*a(a|b){24}$\"}", 0, &err),
+        ESP_ENOFIT, &err, "too large");
+    test_ok(compile_schema(&g, bytes, "{\"type\":\"string\",\"pattern\":\"^((((a{99}){99}){99}){99})$\"}", 0,
+                           &err),
+            &err);
     esp_grammar_release(g);
     esp_strbuf_free(&b);
 }
@@ -71,7 +63,9 @@ static void long_strings_are_counted(void **state)
 
     (void)state;
     assert_non_null(text);
-    test_ok(compile(&g, "{\"type\":\"string\",\"minLength\":1000,\"maxLength\":65535}", 0, &err), &err);
+    test_ok(
+        compile_schema(&g, bytes, "{\"type\":\"string\",\"minLength\":1000,\"maxLength\":65535}", 0, &err),
+        &err);
     memset(text, 'x', 70010);
     text[0] = '"';
     text[1000] = '"';
@@ -101,7 +95,7 @@ static void many_strings_fit(void **state)
     for (int i = 0; i < 24; i++)
         esp_strbuf_printf(&b, ",\"p%d\":{\"type\":\"string\",\"maxLength\":%d}", i, 200 + i);
     esp_strbuf_puts(&b, ",\"q\":{\"type\":\"string\",\"pattern\":\"^[ab]+$\",\"maxLength\":900}}}");
-    test_ok(compile(&g, b.data, 0, &err), &err);
+    test_ok(compile_schema(&g, bytes, b.data, 0, &err), &err);
     assert_int_equal(judge(g, "{\"p3\":\"x\",\"q\":\"abba\"}", 21), 1);
     assert_int_equal(judge(g, "{\"q\":\"abbc\"}", 12), -1);
     esp_grammar_release(g);

@@ -16,17 +16,6 @@
 
 static struct esp_vocab *bytes;
 
-static esp_status compile(struct esp_grammar **g, const char *schema, unsigned flags, esp_error *err)
-{
-    json_t *j = NULL;
-    esp_status s;
-
-    test_ok(esp_json_parse(&j, schema, strlen(schema), "schema", 0, err), err);
-    s = esp_grammar_schema(g, bytes, j, flags, err);
-    json_decref(j);
-    return s;
-}
-
 struct conforms {
     const char *schema;
     unsigned flags;
@@ -195,7 +184,7 @@ static void documents(void **state)
         struct esp_grammar *g = NULL;
         esp_error err;
 
-        if (compile(&g, c->schema, c->flags, &err) != ESP_OK)
+        if (compile_schema(&g, bytes, c->schema, c->flags, &err) != ESP_OK)
             fail_msg("%s: %s", c->schema, err.message);
         for (int k = 0; k < 8 && c->ok[k]; k++)
             if (judge(g, c->ok[k], strlen(c->ok[k])) != 1)
@@ -250,7 +239,8 @@ static void what_is_refused(void **state)
         struct esp_grammar *g = NULL;
         esp_error err = {0};
 
-        test_refused(compile(&g, refusals[i].schema, 0, &err), refusals[i].status, &err, refusals[i].part);
+        test_refused(compile_schema(&g, bytes, refusals[i].schema, 0, &err), refusals[i].status, &err,
+                     refusals[i].part);
         assert_null(g);
     }
 }

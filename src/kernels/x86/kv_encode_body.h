@@ -153,12 +153,13 @@ V_INLINE vf kv_mix(vf v, const int32_t *partner, const float *sign)
 
 static void kv_rotate(float *x, uint32_t d)
 {
+    enum { STEPS = VW == 8 ? 3 : 4 }; /* inside a vector: log2 of VW */
     const uint32_t *signs = esp_turbo_signs(d);
     const vf scale = vf_set1((float)(1 / sqrt((double)d)));
-    int32_t partner[4][VW];
-    float sign[4][VW];
+    int32_t partner[STEPS][VW];
+    float sign[STEPS][VW];
 
-    for (int k = 0; 1 << k < VW; k++)
+    for (int k = 0; k < STEPS; k++)
         for (int i = 0; i < VW; i++) {
             partner[k][i] = i ^ 1 << k;
             sign[k][i] = i >> k & 1 ? -1 : 1;
@@ -167,7 +168,7 @@ static void kv_rotate(float *x, uint32_t d)
         vf v = kv_flip(vf_load(x + i), signs[i / 32] >> i % 32);
 
         V_UNROLL
-        for (int k = 0; 1 << k < VW; k++)
+        for (int k = 0; k < STEPS; k++)
             v = kv_mix(v, partner[k], sign[k]);
         vf_store(x + i, v);
     }
