@@ -281,18 +281,18 @@ static json_t *memory_json(const struct esp_server *s, const esp_stats *t)
     const esp_memory_plan *p = &s->plan;
     const uint64_t kv = t->pages_used * s->units.page, states = t->slots_used * s->units.slot,
                    checkpoints = t->cache_checkpoints * s->units.slot,
+                   used = p->weights + p->fixed + p->scratch + kv + states,
                    headroom = s->budget > p->total ? s->budget - p->total : 0;
 
-    return json_pack(
-        "{s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:[{s:s,s:I,s:I,s:I}]}", "budget_bytes",
-        (json_int_t)s->budget, "weights_bytes", (json_int_t)p->weights, "kv_bytes", (json_int_t)kv,
-        "state_bytes", (json_int_t)states, "checkpoint_bytes", (json_int_t)checkpoints, "cache_disk_bytes",
-        (json_int_t)t->disk_bytes, "adapters_bytes", (json_int_t)p->adapters, "transient_peak_bytes",
-        (json_int_t)p->scratch, "headroom_bytes", (json_int_t)headroom, "pages_used",
-        (json_int_t)t->pages_used, "pages_total", (json_int_t)t->pages_total, "slots_used",
-        (json_int_t)t->slots_used, "slots_total", (json_int_t)t->slots_total, "by_device", "device", "host",
-        "total", (json_int_t)s->budget, "used",
-        (json_int_t)(p->weights + p->fixed + p->scratch + kv + states), "reserved", (json_int_t)p->total);
+    return json_pack("{s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:[{s:s,s:I,s:I,s:I}]}",
+                     "budget_bytes", (json_int_t)s->budget, "weights_bytes", (json_int_t)p->weights,
+                     "kv_bytes", (json_int_t)kv, "state_bytes", (json_int_t)states, "checkpoint_bytes",
+                     (json_int_t)checkpoints, "cache_disk_bytes", (json_int_t)t->disk_bytes, "adapters_bytes",
+                     (json_int_t)p->adapters, "transient_peak_bytes", (json_int_t)p->scratch,
+                     "headroom_bytes", (json_int_t)headroom, "pages_used", (json_int_t)t->pages_used,
+                     "pages_total", (json_int_t)t->pages_total, "slots_used", (json_int_t)t->slots_used,
+                     "slots_total", (json_int_t)t->slots_total, "by_device", "device", "host", "total",
+                     (json_int_t)s->budget, "used", (json_int_t)used, "reserved", (json_int_t)p->total);
 }
 
 static json_t *spec_json(const esp_stats *t)

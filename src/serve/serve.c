@@ -30,9 +30,12 @@
 
 enum { EVENTS_AT_ONCE = 64, TICK_MS = 100, N_GRAMMARS = 64 };
 
+/* What the loading thread makes; the server gets it on the loop, when all of it is there. */
 struct loading {
     struct esp_server *s;
     struct esp_serve_engine made;
+    struct esp_mounts *adapters;
+    struct esp_grammars *grammars;
 };
 
 void esp_serve_defaults(struct esp_serve_opts *o)
@@ -73,8 +76,8 @@ static esp_status load(void *arg, esp_error *err)
     ESP_TRY(l->s->o.load(l->s->o.user, &l->made, err));
     if (!esp_model_tokenizer(l->made.model))
         return esp_fail(err, ESP_ENOTFOUND, "the model has no tokenizer.json; a server needs text");
-    ESP_TRY(esp_mounts_open(&l->s->adapters, &l->s->o, l->made.model, err));
-    return esp_grammars_open(&l->s->grammars, l->s, l->made.model, N_GRAMMARS, err);
+    ESP_TRY(esp_mounts_open(&l->adapters, &l->s->o, l->made.model, err));
+    return esp_grammars_open(&l->grammars, l->s, l->made.model, N_GRAMMARS, err);
 }
 
 static void on_events(evutil_socket_t fd, short what, void *arg)
@@ -161,6 +164,8 @@ static void loaded(void *arg, esp_status status, const esp_error *err)
     struct loading *l = arg;
     struct esp_server *s = l->s;
 
+    s->adapters = l->adapters;
+    s->grammars = l->grammars;
     s->status = status;
     if (status == ESP_OK)
         s->status = start_service(s, &l->made, &s->error);

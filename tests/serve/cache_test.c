@@ -113,7 +113,7 @@ static void test_prewarm(void **state)
     open_server(&s);
     r = client_postf(&s, "/cache/prewarm", 200,
                      "{'messages':[{'role':'system','content':'%s'},{'role':'user','content':'hello'}],"
-                     "'pin_seconds':60}",
+                     "'pin_seconds':3600}",
                      words(0, 60));
     assert_true(int_at(r.json, "tokens") > 150);
     assert_true(json_is_true(at(r.json, "pinned")));

@@ -75,9 +75,9 @@ static struct esp_load_opts opts(const struct process *p, struct esp_load_texts 
 {
     return (struct esp_load_opts){.target = &p->target,
                                   .path = "/v1/chat/completions",
-                                  .concurrency = 64,
-                                  .leave = 0.10,
-                                  .stall = 0.05,
+                                  .concurrency = TEST_SANITIZED ? 24 : 64,
+                                  .leave = TEST_SANITIZED ? 0.20 : 0.10,
+                                  .stall = TEST_SANITIZED ? 0.15 : 0.05,
                                   .stall_seconds = 0.3,
                                   .seed = 7,
                                   .body = body,
@@ -130,7 +130,7 @@ static void test_load(void **state)
     if (seconds > 0)
         o.seconds = seconds / 3;
     else
-        o.requests = TEST_SANITIZED ? 96 : 192;
+        o.requests = TEST_SANITIZED ? 32 : 192;
     run(&r, &o);
     assert_true(r.whole > 0 && r.left > 0 && r.stalled > 0);
     esp_load_report_free(&r);
@@ -168,10 +168,10 @@ static void test_abort_storm(void **state)
     (void)state;
     start(&p, &texts);
     o = opts(&p, &texts);
-    o.concurrency = 32;
+    o.concurrency = TEST_SANITIZED ? 16 : 32;
     o.leave = 0.9;
     o.stall = 0;
-    o.requests = seconds > 0 ? 1200 : TEST_SANITIZED ? 60 : 160;
+    o.requests = seconds > 0 ? 1200 : TEST_SANITIZED ? 32 : 160;
     run(&r, &o);
     assert_true(r.left > o.requests / 4 && r.whole > 0);
     esp_load_report_free(&r);
@@ -197,7 +197,7 @@ static void test_overload(void **state)
     test_ok(esp_load_texts_learn(&texts, &o, N_BODIES, &err), &err);
     o.concurrency = 60;
     o.leave = o.stall = 0;
-    o.requests = seconds > 0 ? 20000 : 600;
+    o.requests = seconds > 0 ? 20000 : TEST_SANITIZED ? 120 : 600;
     test_ok(esp_load_run(&r, &o, &err), &err);
     if (r.errors || r.different)
         fail_msg("%llu errors, %llu other texts: %s", (unsigned long long)r.errors,
