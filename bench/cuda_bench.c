@@ -22,7 +22,7 @@
 #include "model/net.h"
 #include "state/state.h"
 
-enum { MAX_MATRIX = 64, MAX_TOK = 2048, MAX_SEQ = 16, CONTEXT = 4096, PROMPT = 256 };
+enum { MAX_MATRIX = 64, MAX_TOK = 2048, MAX_SEQ = 64, CONTEXT = 4096, PROMPT = 256 };
 
 /* ---- weights
  * -------------------------------------------------------------------------------------------------------- */
@@ -182,49 +182,49 @@ static double prompt_flops(const struct esp_net *net)
     return n;
 }
 
-/* For a profiler: prompts of 64 and 512 tokens, steps of 1 and 8 rows. */
+/* For a profiler: a few decode steps of 1 and of 16 rows. */
 static void profile(struct bench *b)
 {
-    step(b, 1, 64);
-    step(b, 1, 1);
-    reset(b);
-    step(b, 8, 64);
-    step(b, 8, 1);
-    reset(b);
-    step(b, 1, 512);
+    for (uint32_t rows = 1; rows <= 16; rows += 15) {
+        reset(b);
+        step(b, rows, 32);
+        for (int i = 0; i < 4; i++)
+            step(b, rows, 1);
+    }
 }
 
 struct row { /* of the short table */
     char what[64];
-    double decode[4], share, prefill[4];
+    double decode[6], share, prefill[4];
 };
 static struct row rows[16];
 static uint32_t n_rows;
 
 static void time_all(struct bench *b, const char *shape, const char *format)
 {
-    static const uint32_t seqs[] = {1, 4, 8, 16}, chunks[] = {64, 256, 512, 2048};
+    static const uint32_t seqs[] = {1, 4, 8, 16, 32, 64}, chunks[] = {64, 256, 512, 2048};
+    const char *only = getenv("BENCH_ONLY"); /* decode or prefill */
     struct row *row = &rows[n_rows++ % 16];
 
     memset(row, 0, sizeof *row);
     snprintf(row->what, sizeof row->what, "%s %s", shape, format);
 
-    for (size_t i = 0; i < sizeof seqs / sizeof seqs[0]; i++) {
+    for (size_t i = 0; i < sizeof seqs / sizeof seqs[0] && !(only && strcmp(only, "prefill") == 0); i++) {
         double t, gbs;
 
         reset(b);
-        for (uint32_t j = 0; j < PROMPT / 64; j++)
-            step(b, seqs[i], 64);
+        for (uint32_t j = 0; j < PROMPT / 32; j++)
+            step(b, seqs[i], 32);
         for (uint32_t j = 0; j < 3; j++)
             step(b, seqs[i], 1);
-        t = median(b, seqs[i], 1, 50);
+        t = median(b, seqs[i], 1, 30);
         gbs = decode_bytes(b->net) / t / 1e9;
         row->decode[i] = t * 1e3;
         row->share = i == 0 ? 100 * gbs / b->copy_gbs : row->share;
         printf("%-13s %-8s decode  %4u rows  %8.3f ms  %8.1f tok/s  %6.0f GB/s  %3.0f%% of copy\n", shape,
                format, seqs[i], t * 1e3, seqs[i] / t, gbs, 100 * gbs / b->copy_gbs);
     }
-    for (size_t i = 0; i < sizeof chunks / sizeof chunks[0]; i++) {
+    for (size_t i = 0; i < sizeof chunks / sizeof chunks[0] && !(only && strcmp(only, "decode") == 0); i++) {
         double t = 1e9;
 
         for (int j = 0; j < 3; j++) {
@@ -319,12 +319,15 @@ static void bench_one(struct esp_dev *dev, double copy_gbs, const char *shape, c
 
 static void print_table(double copy)
 {
-    printf("\ncopy %.0f GB/s; decode ms a step of 1, 4, 8, 16 rows, share of copy at 1 row; prefill tok/s\n",
+    printf("\ncopy %.0f GB/s; decode ms a step of 1, 4, 8, 16, 32, 64 rows, share of copy at 1 row; prefill "
+           "tok/s\n",
            copy);
     for (uint32_t i = 0; i < n_rows && i < 16; i++)
-        printf("%-22s %7.3f %7.3f %7.3f %7.3f  %3.0f%%  64: %6.0f  256: %6.0f  512: %6.0f  2048: %6.0f\n",
+        printf("%-16s %7.3f %7.3f %7.3f %7.3f %7.3f %7.3f  %3.0f%%  64: %6.0f  256: %6.0f  512: %6.0f  2048: "
+               "%6.0f\n",
                rows[i].what, rows[i].decode[0], rows[i].decode[1], rows[i].decode[2], rows[i].decode[3],
-               rows[i].share, rows[i].prefill[0], rows[i].prefill[1], rows[i].prefill[2], rows[i].prefill[3]);
+               rows[i].decode[4], rows[i].decode[5], rows[i].share, rows[i].prefill[0], rows[i].prefill[1],
+               rows[i].prefill[2], rows[i].prefill[3]);
 }
 
 int main(int argc, char **argv)

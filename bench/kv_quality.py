@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""The table of doc/quality.md on keys and values: the demo model under every scheme against itself with exact ones.
+"""The tables of doc/quality.md on keys and values and on states: the demo model under every scheme against itself with
+exact ones.
 
-    bench/kv_quality.py [--program build/release/espalier] [--work build/quality] [--tokens N] [--only PART] > kv.json
+    bench/kv_quality.py [--build build/release] [--work build/quality] [--tokens N] [--jobs N] > kv.json
 
-Each scheme runs over the first N tokens of the validation text in windows of 1024 and of 4096, from an empty state
-each. Needs nothing but Python and the program.
+Each scheme runs over the first N tokens of the validation text (0: all) in windows of 4096, from an empty state each.
+Needs nothing but Python, the program and bench_kv_kl. scripts/kv_plot.py makes the picture and the tables of it.
 
 SPDX-License-Identifier: MIT
 """
@@ -17,54 +18,63 @@ import sys
 
 SCHEMES = ["bf16", "q8:g32", "q8", "q6", "q4:g32", "q4", "q4:g128"]
 SCHEMES += [f"turbo:k{k}v{v}" for k, v in ((8, 8), (8, 4), (8, 3), (8, 2), (5, 4), (4, 4), (4, 3), (2, 2))]
-SCHEMES += [f"turbo:k{k}v{v}:least" for k, v in ((8, 4), (8, 3), (8, 2))]
-SCHEMES += [f"turbo:k{k}v{v}:own" for k, v in ((8, 8), (8, 4), (8, 3), (8, 2), (4, 4))]
+SCHEMES += [f"turbo:k{k}v{v}:least" for k, v in ((8, 5), (8, 4), (8, 3), (8, 2), (5, 5), (5, 4), (4, 5), (4, 4), (4, 3), (4, 2))]
+SCHEMES += [f"turbo:k{k}v{v}:own" for k, v in ((8, 8), (8, 4), (4, 4))]
+STARTS = [("turbo:k4v3:least", n) for n in (4, 64, 512)]
+STATES = ["bf16", "q8"]
 
 
 def flat(source, target, n):
-    """The first n ids of an array of any shape, as an array of one dimension."""
+    """The first n ids of an array of any shape, as bare int32."""
     with open(source, "rb") as f:
         f.read(8)
         f.read(struct.unpack("<H", f.read(2))[0])
-        data = f.read(4 * n)
-    head = "{'descr': '<i4', 'fortran_order': False, 'shape': (%d,), }" % (len(data) // 4)
-    head += " " * (117 - len(head)) + "\n"
+        data = f.read(4 * n) if n else f.read()
     with open(target, "wb") as f:
-        f.write(b"\x93NUMPY\x01\x00" + struct.pack("<H", len(head)) + head.encode() + data)
+        f.write(data)
 
 
-def run(*command):
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode:
-        sys.exit(" ".join(command) + "\n" + done.stderr[-2000:])
-    return json.loads(done.stdout)
+def fit(program, model, row):
+    flags = ["--state", row["name"]] if row["kind"] == "state" else ["--kv", row["name"].split(",")[0]]
+    done = subprocess.run([program, "fit", model, "-c", "4096", *flags, "--json"], capture_output=True, text=True)
+    if not done.stdout:
+        sys.exit(done.stderr[-2000:])
+    terms = json.loads(done.stdout)["terms"]
+    return terms["state_per_row" if row["kind"] == "state" else "kv_per_token"]
 
 
 def main():
     p = argparse.ArgumentParser()
-    p.add_argument("--program", default="build/release/espalier")
+    p.add_argument("--build", default="build/release")
     p.add_argument("--model", default="models/demo")
     p.add_argument("--data", default="models/demo-golden/val.npy")
     p.add_argument("--work", default="build/quality")
-    p.add_argument("--tokens", type=int, default=4096)
-    p.add_argument("--only", default="", help="names that contain this")
-    p.add_argument("--threads", default="0")
+    p.add_argument("--tokens", type=int, default=0)
+    p.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes, which share the schemes")
     a = p.parse_args()
     os.makedirs(a.work, exist_ok=True)
-    data = os.path.join(a.work, "kv.npy")
+    data = os.path.join(a.work, "kv.ids")
     flat(a.data, data, a.tokens)
-    rows = []
-    for name in SCHEMES:
-        if a.only not in name:
-            continue
-        fit = run(a.program, "fit", a.model, "--kv", name, "--json")
-        row = {"name": name, "bytes": fit["terms"]["kv_per_token"], "ctx": {}}
-        for ctx in (1024, 4096):
-            c = run(a.program, "perplexity", a.model, "--data", data, "--kl", a.model, "--kv", name, "-c", str(ctx), "-t", a.threads, "--json")
-            row["ctx"][ctx] = c["comparisons"][0]
-        rows.append(row)
-        print(name, row["bytes"], row["ctx"][1024], file=sys.stderr)
+    rows = [{"kind": "kv", "name": s, "way": s} for s in SCHEMES]
+    rows += [{"kind": "start", "name": f"{s}, {n} exact", "way": f"{s}@{n}"} for s, n in STARTS]
+    rows += [{"kind": "state", "name": s, "way": "state=" + s} for s in STATES]
+    running = []
+    for i in range(a.jobs):
+        mine = rows[i::a.jobs]
+        if mine:
+            ways = [r.pop("way") for r in mine]
+            running.append((mine, subprocess.Popen([a.build + "/bench_kv_kl", a.model, data, "4096", *ways],
+                                                   stdout=subprocess.PIPE, text=True)))
+    for row in rows:
+        row["bytes"] = fit(a.build + "/espalier", a.model, row)
+    for mine, process in running:
+        out = process.communicate()[0]
+        if process.returncode:
+            sys.exit("bench_kv_kl failed")
+        for row, result in zip(mine, json.loads(out)):
+            row.update(result)
     json.dump(rows, sys.stdout, indent=1)
+    print()
 
 
 main()

@@ -43,7 +43,7 @@ file(MAKE_DIRECTORY ${CMAKE_CURRENT_BINARY_DIR}/cuda)
 file(GLOB ESP_CUDA_HOST CONFIGURE_DEPENDS src/backend/cuda/plugin/*.c)
 # Its own copy of the few pieces it uses: the object is complete by itself, whoever loads it.
 add_library(espalier_cuda MODULE ${ESP_CU_OBJECTS} ${ESP_CUDA_HOST} src/backend/place.c src/backend/check.c src/base/status.c
-            src/base/mem.c src/base/arena.c src/base/utf8.c src/formats/format.c src/formats/affine.c src/formats/half.c src/formats/trellis.c src/formats/kv.c src/formats/turboquant.c
+            src/base/mem.c src/base/arena.c src/base/utf8.c src/formats/format.c src/formats/affine.c src/formats/half.c src/formats/trellis.c src/formats/kv.c src/formats/recurrent.c src/formats/turboquant.c
             src/formats/turboquant_tables.c src/graph/lora.c
             src/graph/tape.c src/graph/layout.c)
 set_target_properties(espalier_cuda PROPERTIES PREFIX "" OUTPUT_NAME espalier_cuda)

@@ -13,10 +13,15 @@ foreach(module IN LISTS ESP_MODULES)
 endforeach()
 target_link_libraries(espalier_dependencies INTERFACE Threads::Threads m ${CMAKE_DL_LIBS})
 
-# The program alone: line editing.
+# The program alone: line editing, and a filter of system calls; it is built without what is missing.
 pkg_check_modules(LIBEDIT IMPORTED_TARGET libedit)
 add_library(espalier_program_dependencies INTERFACE)
 if(LIBEDIT_FOUND)
     target_link_libraries(espalier_program_dependencies INTERFACE PkgConfig::LIBEDIT)
     target_compile_definitions(espalier_program_dependencies INTERFACE ESP_HAVE_LIBEDIT)
+endif()
+pkg_check_modules(LIBSECCOMP IMPORTED_TARGET libseccomp>=2.5)
+if(LIBSECCOMP_FOUND)
+    target_link_libraries(espalier_program_dependencies INTERFACE PkgConfig::LIBSECCOMP)
+    target_compile_definitions(espalier_program_dependencies INTERFACE ESP_HAVE_SECCOMP)
 endif()

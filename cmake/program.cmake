@@ -35,13 +35,14 @@ file(GLOB DOUBLE_SOURCES CONFIGURE_DEPENDS tests/program/double/*.c)
 add_executable(espalier_double ${PROGRAM_SOURCES} ${DOUBLE_SOURCES})
 target_include_directories(espalier_double PRIVATE src include)
 target_compile_definitions(espalier_double PRIVATE _GNU_SOURCE ESP_VERSION="${PROJECT_VERSION}")
-target_link_libraries(espalier_double PRIVATE espalier_static espalier_program_dependencies espalier_warnings)
+target_link_libraries(espalier_double PRIVATE espalier_static espalier_program_dependencies espalier_warnings
+                      PkgConfig::ESP_SERVE_EVENT)
 file(GLOB PROGRAM_TESTS CONFIGURE_DEPENDS tests/program/*_test.c)
 foreach(source IN LISTS PROGRAM_TESTS)
     get_filename_component(name ${source} NAME_WE)
     string(REGEX REPLACE "_test$" "" short ${name})
     target_sources(test_program_${short} PRIVATE tests/program/spawn/spawn.c src/program/text_stream.c
-                   src/program/tool_text.c src/program/npy.c src/program/options.c src/program/options_value.c)
+                   src/program/tool_text.c src/program/npy.c src/program/recall.c src/program/options.c src/program/options_value.c)
     target_compile_definitions(test_program_${short} PRIVATE ESP_PROGRAM="$<TARGET_FILE:espalier>"
                                ESP_PROGRAM_DOUBLE="$<TARGET_FILE:espalier_double>"
                                $<$<BOOL:${LIBEDIT_FOUND}>:ESP_HAVE_LIBEDIT>)

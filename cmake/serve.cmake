@@ -9,4 +9,4 @@ add_library(espalier_serve STATIC ${SERVE_SOURCES} ${ESP_PAGE_C})
 target_compile_options(espalier_serve PRIVATE -Wconversion)
 target_link_libraries(espalier_serve PUBLIC espalier_static PRIVATE espalier_objects_usage PkgConfig::ESP_SERVE_EVENT
                       PkgConfig::ESP_SERVE_SQLITE)
-target_link_libraries(espalier PRIVATE espalier_serve)
+target_link_libraries(espalier PRIVATE espalier_serve PkgConfig::ESP_SERVE_EVENT) # bench --serve has clients on the same loop

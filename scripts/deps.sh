@@ -20,6 +20,7 @@ have_module() { # module, package: without pkg-config the package manager knows
 have_libc() { echo '#include <stdio.h>' | ${CC:-cc} -E -o /dev/null - 2>/dev/null; }
 have_library() { PATH=$PATH:/sbin:/usr/sbin ldconfig -p 2>/dev/null | grep -q "^[[:space:]]*$1 "; } # loaded at run time
 have_arm64_libc() { echo '#include <stdio.h>' | aarch64-linux-gnu-gcc -E -o /dev/null - 2>/dev/null; }
+have_venv() { /usr/bin/python3 -c 'import venv, ensurepip' 2>/dev/null; }
 have_clang_rt() { echo 'int main(void){return 0;}' | clang -fsanitize=address -x c -o /dev/null - 2>/dev/null; }
 
 # One line a need: package, then the probe.
@@ -37,6 +38,7 @@ needs() {
         echo "libxxhash-dev have_module libxxhash libxxhash-dev"
         echo "libopenblas0 have_library libopenblas.so.0"
         echo "libedit-dev have_module libedit libedit-dev"
+        echo "libseccomp-dev have_module libseccomp libseccomp-dev"
         echo "libevent-dev have_module libevent_core libevent-dev"
         echo "libsqlite3-dev have_module sqlite3 libsqlite3-dev"
         ;;
@@ -55,6 +57,8 @@ needs() {
         echo "g++ have_command g++"
         ;;
     ci)
+        echo "python3-venv have_venv"
+        echo "curl have_command curl"
         echo "valgrind have_command valgrind"
         echo "gcc-aarch64-linux-gnu have_command aarch64-linux-gnu-gcc"
         echo "libc6-dev-arm64-cross have_arm64_libc"

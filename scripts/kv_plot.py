@@ -20,9 +20,7 @@ def family(name):
 
 
 rows = json.load(open(sys.argv[1]))
-for r in rows:
-    r["kl"] = r["ctx"]["1024"]["kl"]
-shown = [r for r in rows if family(r["name"])]
+shown = [r for r in rows if r["kind"] == "kv" and family(r["name"])]
 x0, x1 = 300, max(r["bytes"] for r in shown) * 1.1
 y0 = math.floor(min(math.log10(r["kl"]) for r in shown))
 y1 = math.ceil(max(math.log10(r["kl"]) for r in shown) * 2) / 2
@@ -62,8 +60,10 @@ for i, (name, color) in enumerate(COLORS.items()):
 out.append("</svg>")
 open(sys.argv[2], "w").write("\n".join(out) + "\n")
 
-print("| scheme | bytes a token | KL at 1k | p99 | agreement | perplexity | KL at 4k | perplexity |\n|---|---|---|---|---|---|---|---|")
-for r in rows:
-    a, b = r["ctx"]["1024"], r["ctx"]["4096"]
-    print(f'| {r["name"]} | {r["bytes"]:,} | {a["kl"]:.6f} | {a["kl_p99"]:.4f} | {a["agreement"]:.4f} | {a["ppl"]:.3f} '
-          f'| {b["kl"]:.6f} | {b["ppl"]:.3f} |')
+for kind, title in (("kv", "scheme | bytes a token"), ("start", "scheme | bytes a coded token"), ("state", "state | bytes a sequence")):
+    print(f"| {title} | KL | p99 | agreement | perplexity |\n|---|---|---|---|---|---|")
+    for r in rows:
+        if r["kind"] == kind:
+            kl = f'{r["kl"]:.7f}' if r["kl"] >= 5e-8 else f'{r["kl"]:.1e}'
+            print(f'| {r["name"]} | {r["bytes"]:,} | {kl} | {r["kl_p99"]:.4f} | {r["agreement"]:.4f} | {math.exp(r["nll"]):.3f} |')
+    print()

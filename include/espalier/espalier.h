@@ -170,6 +170,12 @@ typedef struct esp_engine_opts {
      * bf16 and f32.
      */
     const char *kv;
+    /* First positions of every sequence that a coded kv keeps as bf16, at most context; 0: none. f32 and bf16
+     * are exact anywhere, so there it changes nothing. */
+    uint32_t kv_start;
+    /* Recurrent states between steps: "f32"; "bf16"; "q8", codes of 8 bits with their rounding errors kept
+     * beside them. NULL: f32, which is all that a CUDA device has (ESP_EUNSUPPORTED). */
+    const char *state;
     uint32_t snapshots; /* recurrent-state snapshots kept for rewind, over all sequences; 0: 2 * max_seqs */
     uint64_t
         memory_budget; /* bytes; refuse (ESP_ENOFIT, both numbers) when the plan needs more; 0: no limit */
@@ -206,8 +212,9 @@ typedef struct esp_engine_opts {
 
 /* Bytes an engine will take, computed without allocating anything; esp_engine_open() uses the same plan. */
 typedef struct esp_memory_plan {
-    uint64_t weights; /* mapped or copied */
-    uint64_t kv_per_token;
+    uint64_t weights;            /* mapped or copied */
+    uint64_t kv_per_token;       /* behind kv_start */
+    uint64_t kv_start;           /* pages that hold the first kv_start positions of one sequence */
     uint64_t state_per_seq;      /* recurrent state and convolution rows of one sequence */
     uint64_t chunk_rows_per_seq; /* open-chunk rows of one sequence, so that rollback is truncation */
     uint64_t kv_pool;
@@ -303,9 +310,11 @@ typedef struct esp_sampling {
     int32_t top_k;            /* 0 or -1: off */
     float top_p;              /* 0 (zeroed) or 1: off */
     float min_p;              /* 0: off */
+    float typical_p;          /* 0 (zeroed) or 1: off */
     float repetition_penalty; /* 0 (zeroed) or 1: off; over prompt and generated tokens */
     float presence_penalty;   /* over generated tokens only */
     float frequency_penalty;
+    uint32_t repetition_context, presence_context, frequency_context; /* last tokens that count; 0: all */
     uint64_t seed;
     uint32_t choice; /* number of the answer when one request asks for several: each draws on its own */
     const esp_logit_bias *bias; /* copied */

@@ -99,11 +99,18 @@ ESP_API esp_status esp_quantize(const char *source, const char *output, const es
                                 esp_quantize_report *report, esp_quantize_tensor_fn visit, void *visit_user,
                                 esp_error *err);
 
+/* How a model keeps keys, values and states, as in esp_engine_opts; zeros: f32 all of them. */
+typedef struct esp_compare_cache {
+    const char *kv;
+    uint32_t kv_start;
+    const char *state;
+} esp_compare_cache;
+
 typedef struct esp_compare_opts {
-    uint32_t window;  /* tokens of one run from an empty state */
-    uint32_t threads; /* 0: one per core */
-    const char
-        *kv; /* cached keys and values of the others, as in esp_engine_opts; NULL: f32, as the base has */
+    uint32_t window;                 /* tokens of one run from an empty state */
+    uint32_t threads;                /* 0: one per core */
+    esp_compare_cache cache;         /* of the others; the base has f32 */
+    const esp_compare_cache *caches; /* [n_other], each its own; NULL: cache for all */
     esp_quantize_progress_fn progress;
     void *progress_user;
 } esp_compare_opts;

@@ -15,7 +15,7 @@ struct limits {
 static esp_status check_places(const struct limits *p, const struct esp_batch_seq *s, uint32_t i,
                                esp_error *err)
 {
-    uint32_t n_page = p->pools->layout.n_attn ? (s->n + s->n_tok + ESP_SPAN - 1) / ESP_SPAN : 0;
+    uint32_t n_page = esp_layout_pages(&p->pools->layout, (uint64_t)s->n + s->n_tok);
 
     for (uint32_t j = 0; j < n_page; j++)
         if (s->pages[j] >= p->pools->n_page)

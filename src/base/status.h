@@ -40,6 +40,13 @@ esp_status esp_fail_in(esp_error *err, esp_status s, const char *fmt, ...)
 #else
 #define ESP_ASSERT(cond) ((void)sizeof(cond))
 #endif
+/* A place that no path of ours leads to: fails in builds with checks, does nothing in others, where the code
+ * behind it must go on sensibly. what: a literal that names the place. */
+#if defined(ESP_CHECKS) || defined(__clang_analyzer__)
+#define ESP_UNREACHABLE(what) esp_assert_failed(what, __FILE__, __LINE__)
+#else
+#define ESP_UNREACHABLE(what) ((void)sizeof(what))
+#endif
 _Noreturn void esp_assert_failed(const char *cond, const char *file, int line);
 
 #endif

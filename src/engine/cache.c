@@ -24,14 +24,6 @@ enum {
     MARK_NEAR_END = 128 /* a mark this close to the prompt's end makes a checkpoint there unnecessary */
 };
 
-struct esp_cache {
-    struct esp_prefix *tree;
-    struct esp_disk *disk; /* NULL: none */
-    struct esp_cache_identity id;
-    uint64_t hits, hit_tokens, miss_new, miss_checkpoint, saved, restored, failed;
-    uint32_t *pages; /* scratch of a restore: those of one sequence */
-};
-
 /* ---- identity ---- */
 
 static uint64_t hash_plane(const uint8_t *plane, size_t bytes, uint64_t h)
@@ -68,12 +60,18 @@ void esp_cache_identify(const struct esp_engine *g, struct esp_cache_identity *o
 {
     const struct esp_net *net = g->model->net;
     const esp_engine_opts *o = &g->opts;
-    char kv[ESP_KV_NAME];
+    const struct esp_layout *l = &g->pools->mem.layout;
+    char kv[ESP_KV_NAME], start[32] = "", state[32] = ""; /* said when they are not the usual ones */
 
-    esp_kv_describe(&g->pools->mem.layout, kv);
-    snprintf(out->about, sizeof out->about, "%s, weights %016" PRIx64 ", kv %s, act %s, %s%s, espalier %s",
-             esp_arch_name(net->config.arch), fingerprint(net), kv, o->act ? o->act : "auto", g->dev->name,
-             o->spec == ESP_SPEC_MTP ? ", mtp" : "", esp_version());
+    esp_kv_describe(l, kv);
+    if (l->kv_start)
+        snprintf(start, sizeof start, " from %u", l->kv_start);
+    if (l->state != ESP_RECURRENT_F32)
+        snprintf(state, sizeof state, ", state %s", esp_recurrent_name(l->state));
+    snprintf(out->about, sizeof out->about,
+             "%s, weights %016" PRIx64 ", kv %s%s%s, act %s, %s%s, espalier %s",
+             esp_arch_name(net->config.arch), fingerprint(net), kv, start, state, o->act ? o->act : "auto",
+             g->dev->name, o->spec == ESP_SPEC_MTP ? ", mtp" : "", esp_version());
     out->ns = esp_hash(out->about, strlen(out->about), 0);
 }
 
@@ -112,7 +110,7 @@ static esp_status fill(struct esp_cache *c, struct esp_engine *g, esp_error *err
                                  .user = c};
 
     c->id = g->identity;
-    c->pages = esp_alloc_array(o->context / ESP_SPAN + 1, sizeof *c->pages);
+    c->pages = esp_alloc_array(esp_layout_pages(&g->pools->mem.layout, o->context), sizeof *c->pages);
     if (!c->pages)
         return esp_fail(err, ESP_ENOMEM, "prefix cache: out of memory");
     ESP_TRY(esp_prefix_create(&c->tree, g->pools, &po, err));
@@ -178,7 +176,7 @@ static bool uses_cache(const struct esp_seq *s)
     return s->engine->cache && !s->opts.no_cache;
 }
 
-static bool take_memory(struct esp_engine *g, uint32_t n_page, uint32_t *pages, uint32_t *slot)
+bool esp_cache_take(struct esp_engine *g, uint32_t n_page, uint32_t *pages, uint32_t *slot)
 {
     struct esp_state_pools *p = g->pools;
 
@@ -204,8 +202,8 @@ static void restore(struct esp_seq *s, uint32_t n)
     esp_status st;
     esp_error err;
 
-    v.n_page = g->pools->mem.layout.n_attn ? (n + ESP_SPAN - 1) / ESP_SPAN : 0;
-    if (!take_memory(g, v.n_page, c->pages, &v.slot))
+    v.n_page = esp_layout_pages(&g->pools->mem.layout, n);
+    if (!esp_cache_take(g, v.n_page, c->pages, &v.slot))
         return;
     st = esp_disk_restore(c->disk, s->ns, s->tokens, n,
                           &(struct esp_disk_place){.pages = c->pages, .slot = v.slot, .base = &v.base}, &err);
@@ -230,6 +228,32 @@ static uint32_t limit_of(const struct esp_seq *s)
     return s->n_token - 1;
 }
 
+esp_status esp_seq_set_pins(struct esp_seq *s, const struct esp_seq_pin *pins, size_t n, esp_error *err)
+{
+    struct esp_seq_pin *copy;
+
+    if (n > ESP_MAX_PINS)
+        return esp_fail(err, ESP_EINVAL, "%zu positions to keep; at most %d are accepted", n, ESP_MAX_PINS);
+    copy = esp_alloc_array(n, sizeof *copy);
+    if (!copy)
+        return esp_fail(err, ESP_ENOMEM, "sequence: out of memory");
+    if (n)
+        memcpy(copy, pins, n * sizeof *copy);
+    esp_free(s->pins);
+    s->pins = copy;
+    s->n_pin = (uint32_t)n;
+    return ESP_OK;
+}
+
+/* Those of s's pins in (from, to] have been used or made. */
+static void keep_pins(const struct esp_seq *s, uint32_t from, uint32_t to)
+{
+    for (uint32_t i = 0; i < s->n_pin; i++)
+        if (s->pins[i].at > from && s->pins[i].at <= to)
+            esp_prefix_pin(s->engine->cache->tree, s->ns, s->tokens, (uint32_t)s->pins[i].at,
+                           esp_engine_now() + s->pins[i].seconds);
+}
+
 void esp_cache_lookup(struct esp_seq *s)
 {
     struct esp_cache *c = s->engine->cache;
@@ -237,7 +261,8 @@ void esp_cache_lookup(struct esp_seq *s)
     struct esp_prefix_hit hit;
     esp_error err;
 
-    s->junction = 0;
+    s->junction = s->cache_match = 0;
+    s->cache_file = false;
     if (!uses_cache(s) || limit_of(s) <= have)
         return;
     hit = esp_prefix_find(c->tree, s->ns, s->tokens, s->n_token, limit_of(s));
@@ -245,12 +270,15 @@ void esp_cache_lookup(struct esp_seq *s)
     if (deepest > hit.n && deepest > have) {
         restore(s, deepest);
         hit = esp_prefix_find(c->tree, s->ns, s->tokens, s->n_token, limit_of(s));
+        s->cache_file = hit.n >= deepest;
     }
+    s->cache_match = hit.match;
     if (hit.match > hit.n + JUNCTION_GAP && hit.match < limit_of(s))
         s->junction = hit.match;
     if (hit.n > have &&
         esp_prefix_lend(c->tree, s->ns, s->tokens, limit_of(s), s->state, &reached, &err) == ESP_OK) {
         esp_spec_forget(s);
+        keep_pins(s, 0, reached);
         c->hits++;
         c->hit_tokens += reached - have;
         if (s->usage.preemptions == 0) /* a row that was put back had its tokens already */
@@ -322,6 +350,8 @@ void esp_cache_store(struct esp_seq *s)
     esp_state_peek(s->state, &v);
     if (esp_prefix_insert(s->engine->cache->tree, s->ns, s->tokens, &v, &err) != ESP_OK)
         esp_log(ESP_LOG_WARNING, "prefix cache: %s", err.message);
+    else
+        keep_pins(s, v.n - 1, v.n);
 }
 
 bool esp_cache_evict(struct esp_engine *g, enum esp_prefix_want what)

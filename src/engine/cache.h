@@ -12,6 +12,16 @@
 #include "state/prefix.h"
 #include "state/snapshot.h"
 
+struct esp_disk; /* below */
+
+struct esp_cache {
+    struct esp_prefix *tree;
+    struct esp_disk *disk; /* NULL: none */
+    struct esp_cache_identity id;
+    uint64_t hits, hit_tokens, miss_new, miss_checkpoint, saved, restored, failed;
+    uint32_t *pages; /* scratch of a restore: those of one sequence */
+};
+
 void esp_cache_identify(const struct esp_engine *g, struct esp_cache_identity *out);
 /* Namespace of a sequence with these options: the engine's, and what else its states depend on. adapters: key
  * of their revisions and scales, 0 without. Digests of media would be mixed in here. */
@@ -34,13 +44,14 @@ uint32_t esp_cache_next(const struct esp_seq *s, uint32_t at);
 void esp_cache_store(struct esp_seq *s);
 /* Give something back; false when there is nothing. */
 bool esp_cache_evict(struct esp_engine *g, enum esp_prefix_want what);
+/* Take n_page pages and, for models with recurrent layers, a slot (else ESP_NO_SLOT), from the cache if need
+ * be. */
+bool esp_cache_take(struct esp_engine *g, uint32_t n_page, uint32_t *pages, uint32_t *slot);
 /* Save one text that has no file; false when there is none. */
 bool esp_cache_save_one(struct esp_engine *g);
 void esp_cache_stats(const struct esp_engine *g, esp_stats *out);
 
 /* ---- disk.c: the tier of files ---- */
-
-struct esp_disk;
 
 /*
  * Files in dir/NAMESPACE of the engine, in hexadecimal. Headers are read now; damaged files go to
@@ -66,6 +77,20 @@ struct esp_disk_place {
 };
 esp_status esp_disk_restore(struct esp_disk *d, uint64_t ns, const int32_t *tokens, uint32_t at,
                             const struct esp_disk_place *to, esp_error *err);
+/* Visit every file's text. bytes: of the file; used: its time. */
+struct esp_disk_text {
+    uint64_t ns;
+    const int32_t *tokens; /* [n] */
+    uint32_t n;
+    const uint32_t *checkpoints; /* [n_checkpoint] positions */
+    uint32_t n_checkpoint;
+    uint64_t bytes;
+    int64_t used; /* seconds since 1970 */
+};
+void esp_disk_each(const struct esp_disk *d, void (*fn)(void *user, const struct esp_disk_text *),
+                   void *user);
+/* Remove the file of exactly this text; false when there is none. */
+bool esp_disk_drop(struct esp_disk *d, uint64_t ns, const int32_t *tokens, uint32_t n);
 uint64_t esp_disk_bytes(const struct esp_disk *d);
 
 #endif

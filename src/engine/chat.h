@@ -18,6 +18,8 @@ esp_status esp_model_render(const esp_model *m, const struct esp_chat *chat, str
 /* As esp_tokenizer_encode(); ESP_ENOTFOUND when the model has no tokenizer. */
 esp_status esp_model_encode(const esp_model *m, const struct esp_tok_input *in, struct esp_ids *out,
                             esp_error *err);
+/* The template's text; NULL when the model has none. Lives as long as the model. */
+const char *esp_model_template(const esp_model *m);
 /* Borrowed; NULL when the model has none. */
 const struct esp_tokenizer *esp_model_tokenizer(const esp_model *m);
 

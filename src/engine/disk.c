@@ -304,7 +304,7 @@ static uint64_t estimate(const struct esp_disk *d, const struct esp_prefix_path 
 {
     const struct esp_layout *l = &d->pools->mem.layout;
 
-    return (uint64_t)path->n * (esp_layout_kv_per_token(l) + sizeof(int32_t)) +
+    return esp_layout_kv_bytes(l, path->n) + (uint64_t)path->n * sizeof(int32_t) +
            (uint64_t)path->n_checkpoint * l->slot_bytes;
 }
 
@@ -428,4 +428,32 @@ esp_status esp_disk_restore(struct esp_disk *d, uint64_t ns, const int32_t *toke
     else if (s != ESP_ENOMEM)
         forget(d, i);
     return s;
+}
+
+void esp_disk_each(const struct esp_disk *d, void (*fn)(void *user, const struct esp_disk_text *), void *user)
+{
+    for (uint32_t i = 0; i < d->n_entry; i++) {
+        const struct entry *e = &d->entries[i];
+        const struct esp_disk_text t = {.ns = e->ns,
+                                        .tokens = e->tokens,
+                                        .n = e->n,
+                                        .checkpoints = e->checkpoints,
+                                        .n_checkpoint = e->n_checkpoint,
+                                        .bytes = e->bytes,
+                                        .used = (int64_t)e->used.tv_sec};
+
+        fn(user, &t);
+    }
+}
+
+bool esp_disk_drop(struct esp_disk *d, uint64_t ns, const int32_t *tokens, uint32_t n)
+{
+    const uint64_t hash = hash_text(tokens, n);
+
+    for (uint32_t i = 0; i < d->n_entry; i++)
+        if (d->entries[i].ns == ns && d->entries[i].hash == hash && d->entries[i].n == n) {
+            remove_file(d, i);
+            return true;
+        }
+    return false;
 }

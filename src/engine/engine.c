@@ -82,7 +82,7 @@ esp_status esp_engine_open(esp_engine **out, esp_model *m, const esp_engine_opts
         esp_engine_close(g);
         return s;
     }
-    g->opts.act = g->opts.kv = g->opts.cache_dir = g->opts.device = g->opts.pack =
+    g->opts.act = g->opts.kv = g->opts.state = g->opts.cache_dir = g->opts.device = g->opts.pack =
         NULL; /* the caller's strings; resolved by now */
     *out = g;
     return ESP_OK;

@@ -12,6 +12,7 @@
 
 #include "engine/constraint.h"
 #include "engine/model.h"
+#include "engine/pins.h"
 
 enum { MAX_SEQS = 1024, MAX_TOP = ESP_SAMPLE_MAX_TOP };
 
@@ -74,6 +75,9 @@ struct esp_seq_limit {
     uint32_t n;              /* tokens that it has accepted */
 };
 
+/* Replaces earlier ones; the positions must be marks as well. ESP_EINVAL, ESP_ENOMEM. */
+esp_status esp_seq_set_pins(struct esp_seq *s, const struct esp_seq_pin *pins, size_t n, esp_error *err);
+
 struct esp_seq {
     struct esp_engine *engine;
     struct esp_seq *next; /* of the engine's list, in order of opening */
@@ -97,7 +101,11 @@ struct esp_seq {
     uint64_t ns;
     uint32_t *marks; /* [n_mark] ascending */
     uint32_t n_mark;
-    uint32_t junction; /* where this text parts from a cached one without a checkpoint near; 0: nowhere */
+    struct esp_seq_pin *pins; /* [n_pin] */
+    uint32_t n_pin;
+    uint32_t cache_match; /* tokens that the last lookup found, usable or not */
+    bool cache_file;      /* part of what it took over came from a file */
+    uint32_t junction;    /* where this text parts from a cached one without a checkpoint near; 0: nowhere */
     /* Of the step being built. */
     uint32_t step_n;   /* tokens in it, 0: not part */
     uint32_t step_row; /* first of its rows of logits, NO_ROW: none wanted */

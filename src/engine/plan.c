@@ -78,6 +78,9 @@ static esp_status resolve_scheduling(esp_engine_opts *o, esp_error *err)
 
 static esp_status resolve_cache(esp_engine_opts *o, esp_error *err)
 {
+    if (o->kv_start > o->context)
+        return esp_fail(err, ESP_EINVAL, "kv_start %u; at most the context, %u, is possible", o->kv_start,
+                        o->context);
     if (o->checkpoints > ESP_LIMIT_STATE_CHECKPOINTS)
         return esp_fail(err, ESP_EINVAL, "checkpoints %u; at most %u are possible", o->checkpoints,
                         ESP_LIMIT_STATE_CHECKPOINTS);
@@ -129,6 +132,12 @@ esp_status esp_engine_device(struct esp_dev **out, const struct esp_model *m, co
     return cuda ? esp_cuda_open(out, index, err) : esp_cpu_open(out, m->level, m->n_thread, err);
 }
 
+static esp_status parse_state(const esp_engine_opts *o, enum esp_recurrent *out, esp_error *err)
+{
+    *out = ESP_RECURRENT_F32;
+    return o->state ? esp_recurrent_parse(out, o->state, err) : ESP_OK;
+}
+
 /* What a device cannot do is refused before it is opened. */
 static esp_status check_device(const struct esp_model *m, const esp_engine_opts *o, esp_error *err)
 {
@@ -140,6 +149,11 @@ static esp_status check_device(const struct esp_model *m, const esp_engine_opts 
     ESP_TRY(parse_device(o->device, &cuda, &index, err));
     if (!cuda)
         return ESP_OK;
+    ESP_TRY(parse_state(o, &l.state, err));
+    if (l.state != ESP_RECURRENT_F32)
+        return esp_fail(err, ESP_EUNSUPPORTED,
+                        "device %s keeps recurrent states as f32; state %s is for device cpu", o->device,
+                        o->state);
     if (o->pack && strcmp(o->pack, "auto") != 0)
         return esp_fail(err, ESP_EUNSUPPORTED,
                         "device %s has weights in its own order; pack %s is for device cpu", o->device,
@@ -197,19 +211,38 @@ esp_status esp_engine_resolve(const struct esp_model *m, const esp_engine_opts *
     return ESP_OK;
 }
 
+/*
+ * Pages for kv_tokens positions, and for what exact pages take more than coded ones in as many sequences as
+ * may hold memory at once or as fit kv_tokens.
+ */
+static uint32_t count_pages(const struct esp_layout *l, const esp_engine_opts *o)
+{
+    const uint64_t more = l->exact_pages - l->kv_start / ESP_SPAN, held = o->kv_tokens / ESP_SPAN;
+    uint64_t n = o->admission == ESP_ADMISSION_OPEN ? o->max_seqs : o->rows;
+
+    if (l->n_attn == 0)
+        return 0;
+    if (l->kv_start && n > o->kv_tokens / l->kv_start + 1)
+        n = o->kv_tokens / l->kv_start + 1;
+    return (uint32_t)(held +
+                      n * more); /* kv_tokens is below 2^39, more below 2^25: exact rows are 2 at least */
+}
+
 esp_status esp_engine_shape(const struct esp_model *m, const esp_engine_opts *o, struct esp_engine_shape *out,
                             esp_error *err)
 {
     memset(out, 0, sizeof *out);
     out->layout = m->net->layout;
     ESP_TRY(esp_kv_choose(&out->layout, &m->net->config, o->kv, err));
+    ESP_TRY(parse_state(o, &out->layout.state, err));
+    out->layout.kv_start = o->kv_start;
     /* With a ledger, sequences without a row lend their slots. */
     if (out->layout.n_delta)
         out->pools.n_slot =
             (o->admission == ESP_ADMISSION_OPEN ? o->max_seqs : o->rows) + o->snapshots + o->checkpoints;
     esp_spec_shape(m, o, out);
     ESP_TRY(esp_layout_finish(&out->layout, err));
-    out->pools.n_page = out->layout.n_attn ? (uint32_t)(o->kv_tokens / ESP_SPAN) : 0;
+    out->pools.n_page = count_pages(&out->layout, o);
     ESP_TRY(parse_act(o->act, &out->plan, err));
     ESP_TRY(parse_pack(o->pack, &out->plan.pack, err));
     out->plan.max_tok = o->chunk;
@@ -246,6 +279,7 @@ static esp_status fill_plan(const struct esp_model *m, const esp_engine_opts *o,
     *p = (esp_memory_plan){
         .weights = esp_net_weight_bytes(m->net),
         .kv_per_token = esp_layout_kv_per_token(l),
+        .kv_start = (uint64_t)l->exact_pages * l->page_bytes,
         .state_per_seq = esp_layout_state_bytes(l),
         .chunk_rows_per_seq = esp_layout_open_bytes(l),
         .kv_pool = (uint64_t)shape.pools.n_page * l->page_bytes,

@@ -33,7 +33,7 @@ double esp_engine_now(void)
 
 static uint32_t pages_of(const struct esp_engine *g, uint64_t positions)
 {
-    return g->pools->mem.layout.n_attn ? (uint32_t)((positions + ESP_SPAN - 1) / ESP_SPAN) : 0;
+    return esp_layout_pages(&g->pools->mem.layout, positions);
 }
 
 /* Positions that s will hold when it has emitted all it may, or a usual number: the last one is never run. */
@@ -105,10 +105,12 @@ void esp_engine_admit(struct esp_engine *g)
 esp_status esp_engine_enqueue(struct esp_seq *s, size_t max_new, esp_error *err)
 {
     struct esp_engine *g = s->engine;
-    uint64_t room = g->opts.context, held = s->n_token - (max_new == 0), n_page = g->pools->mem.n_page;
+    const struct esp_layout *l = &g->pools->mem.layout;
+    uint64_t room = g->opts.context, held = s->n_token - (max_new == 0);
+    const uint64_t most = esp_layout_page_first(l, g->pools->mem.n_page); /* positions of all pages */
 
-    if (g->pools->mem.layout.n_attn && g->opts.admission != ESP_ADMISSION_OPEN && n_page * ESP_SPAN < room)
-        room = n_page * ESP_SPAN;
+    if (l->n_attn && g->opts.admission != ESP_ADMISSION_OPEN && most < room)
+        room = most;
     if (held > room)
         return esp_fail(err, ESP_ENOFIT,
                         "%u tokens need %u KV pages, there are %u; raise kv_tokens or the memory budget",

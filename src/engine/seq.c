@@ -23,6 +23,10 @@ static struct esp_sample_params params_of(const struct esp_seq *s, struct esp_sa
     p.top_k = o->top_k;
     p.top_p = o->top_p == 0 ? 1.0 : o->top_p;
     p.min_p = o->min_p;
+    p.typical_p = o->typical_p == 0 ? 1.0 : o->typical_p;
+    p.repetition_context_size = o->repetition_context;
+    p.presence_context_size = o->presence_context;
+    p.frequency_context_size = o->frequency_context;
     p.repetition_penalty = o->repetition_penalty == 0 ? 1.0 : o->repetition_penalty;
     p.presence_penalty = o->presence_penalty;
     p.frequency_penalty = o->frequency_penalty;
@@ -155,6 +159,7 @@ void esp_seq_close(esp_seq *s)
     esp_sampler_destroy(s->sampler);
     esp_free(s->tokens);
     esp_free(s->marks);
+    esp_free(s->pins);
     esp_free(s);
 }
 

@@ -44,8 +44,6 @@ static esp_status take(struct esp_seq *s, uint32_t want, uint32_t *pages, uint32
     struct esp_state_pools *p = s->engine->pools;
     bool delta = p->mem.layout.n_delta > 0;
 
-    if (p->mem.layout.n_attn == 0)
-        want = 0;
     esp_engine_make_room(s, want, delta);
     for (; *n_page < want; ++*n_page)
         ESP_TRY(esp_page_take(p, &pages[*n_page], err));
@@ -61,7 +59,7 @@ static esp_status adopt_file(struct esp_seq *s, const struct esp_snapshot *f,
     esp_status st;
 
     v.base = info->checkpoints[c].base;
-    st = take(s, (info->n + ESP_SPAN - 1) / ESP_SPAN, pages, &v.n_page, &v.slot, err);
+    st = take(s, esp_layout_pages(&p->mem.layout, info->n), pages, &v.n_page, &v.slot, err);
     if (st == ESP_OK)
         st = esp_snapshot_fill(f, p, c, pages, v.slot, err);
     if (st == ESP_OK)
@@ -87,7 +85,7 @@ static esp_status load_into(struct esp_seq *s, const struct esp_snapshot *f, esp
         return esp_fail_in(err, st, "state file");
     if (info.n == 0)
         return ESP_OK;
-    pages = esp_alloc_array(info.n / ESP_SPAN + 1, sizeof *pages);
+    pages = esp_alloc_array(esp_layout_pages(&s->engine->pools->mem.layout, info.n), sizeof *pages);
     if (!pages)
         return esp_fail(err, ESP_ENOMEM, "sequence: out of memory");
     st = adopt_file(s, f, &info, pages, err);

@@ -22,36 +22,9 @@
 #include "base/mem.h"
 
 #include "engine/cache.h"
-#include "engine/service_job.h"
+#include "engine/service_parts.h"
 
 enum { DEFAULT_EVENTS = 4096, STEP_EVENTS = 64 };
-
-struct exclusive {
-    esp_service_fn fn;
-    void *user;
-    esp_error *err;
-    esp_status status;
-    bool done;
-};
-
-struct esp_service {
-    esp_engine *g;
-    pthread_t thread;
-    pthread_mutex_t lock;
-    pthread_cond_t work, space, finished; /* for the thread; room in the ring; an exclusive call has ended */
-    int fd;
-    bool stop, ended, draining;
-    struct esp_service_job *inbox, *jobs;
-    uint64_t n_id;
-    uint32_t n_pending; /* choices that have not ended */
-    struct exclusive *exclusive;
-    struct esp_service_event *ring;
-    uint32_t cap, first, n;
-    esp_stats stats;
-    /* The thread's own. */
-    uint32_t n_open; /* sequences open or promised */
-    bool unsaved;    /* texts may be waiting for their files */
-};
 
 /* ---- events ---- */
 
@@ -72,7 +45,7 @@ static void clear_fd(int fd)
     (void)n;
 }
 
-static void push(struct esp_service *v, const struct esp_service_event *e)
+void esp_service_push(struct esp_service *v, const struct esp_service_event *e)
 {
     pthread_mutex_lock(&v->lock);
     while (v->n == v->cap && !v->stop)
@@ -88,8 +61,8 @@ static void push(struct esp_service *v, const struct esp_service_event *e)
     pthread_mutex_unlock(&v->lock);
 }
 
-static struct esp_service_event event_of(const struct esp_service_job *j, uint32_t choice,
-                                         enum esp_service_what what)
+struct esp_service_event esp_service_event_of(const struct esp_service_job *j, uint32_t choice,
+                                              enum esp_service_what what)
 {
     return (struct esp_service_event){
         .id = j->id, .user = j->r.user, .choice = choice, .what = what, .token = -1};
@@ -115,14 +88,14 @@ static void end_choice(struct esp_service *v, struct esp_service_job *j, uint32_
     j->n_ended++;
     v->n_open -= j->opened;
     v->unsaved = true;
-    push(v, e);
+    esp_service_push(v, e);
 }
 
-/* End every choice that has not ended: with a failure, or cancelled when err is NULL. */
-static void end_job(struct esp_service *v, struct esp_service_job *j, const esp_error *err)
+void esp_service_end_job(struct esp_service *v, struct esp_service_job *j, const esp_error *err)
 {
     for (uint32_t c = 0; c < j->r.n_choice; c++) {
-        struct esp_service_event e = event_of(j, c, err ? ESP_SERVICE_FINISH : ESP_SERVICE_CANCELLED);
+        struct esp_service_event e =
+            esp_service_event_of(j, c, err ? ESP_SERVICE_FINISH : ESP_SERVICE_CANCELLED);
 
         if (j->ended[c])
             continue;
@@ -163,10 +136,10 @@ static void translate(struct esp_service *v, const esp_event *x)
     }
     if (j->sharing && x->finish == ESP_FINISH_FAILED) { /* the prompt that all of them share */
         esp_fail(&err, ESP_ESTATE, "%s", x->message);
-        end_job(v, j, &err);
+        esp_service_end_job(v, j, &err);
         return;
     }
-    e = event_of(j, c, x->token >= 0 ? ESP_SERVICE_TOKEN : ESP_SERVICE_FINISH);
+    e = esp_service_event_of(j, c, x->token >= 0 ? ESP_SERVICE_TOKEN : ESP_SERVICE_FINISH);
     e.token = x->token;
     e.finish = x->finish;
     e.logprob = x->logprob;
@@ -176,7 +149,7 @@ static void translate(struct esp_service *v, const esp_event *x)
     if (x->message)
         snprintf(e.message, sizeof e.message, "%.*s", (int)sizeof e.message - 1, x->message);
     if (x->finish == ESP_FINISH_NONE)
-        push(v, &e);
+        esp_service_push(v, &e);
     else
         end_choice(v, j, c, &e);
 }
@@ -194,9 +167,11 @@ static void step(struct esp_service *v)
     if (esp_engine_step(v->g, events, STEP_EVENTS, &n, &err) != ESP_OK) {
         for (struct esp_service_job *j = v->jobs; j; j = j->next)
             if (j->opened)
-                end_job(v, j, &err);
+                esp_service_end_job(v, j, &err);
         return;
     }
+    for (struct esp_service_job *j = v->jobs; j; j = j->next)
+        esp_service_tell_progress(v, j);
     for (size_t i = 0; i < n; i++)
         translate(v, &events[i]);
     for (struct esp_service_job *j = v->jobs; j; j = j->next) {
@@ -204,17 +179,23 @@ static void step(struct esp_service *v)
             continue;
         j->ready = false;
         if (esp_service_job_fork(j, &err) != ESP_OK)
-            end_job(v, j, &err);
+            esp_service_end_job(v, j, &err);
     }
 }
 
+/* Answers that go on, which are first in the inbox, come before all others. */
 static void take_inbox(struct esp_service *v)
 {
-    struct esp_service_job **tail = &v->jobs;
+    struct esp_service_job *head = v->inbox, **tail = &head, *rest;
 
+    while (*tail && (*tail)->r.goes_on)
+        tail = &(*tail)->next;
+    rest = *tail;
+    *tail = v->jobs;
     while (*tail)
         tail = &(*tail)->next;
-    *tail = v->inbox;
+    *tail = rest;
+    v->jobs = head;
     v->inbox = NULL;
 }
 
@@ -225,9 +206,9 @@ static void cancel_jobs(struct esp_service *v)
         const unsigned all = (1u << j->r.n_choice) - 1, wanted = atomic_load(&j->cancel) & all;
 
         if (wanted == all && j->n_ended < j->r.n_choice)
-            end_job(v, j, NULL);
+            esp_service_end_job(v, j, NULL);
         for (uint32_t c = 0; wanted && !j->sharing && j->opened && c < j->r.n_choice; c++) {
-            struct esp_service_event e = event_of(j, c, ESP_SERVICE_CANCELLED);
+            struct esp_service_event e = esp_service_event_of(j, c, ESP_SERVICE_CANCELLED);
 
             if ((wanted >> c & 1) && !j->ended[c])
                 end_choice(v, j, c, &e);
@@ -237,16 +218,19 @@ static void cancel_jobs(struct esp_service *v)
 
 static void open_jobs(struct esp_service *v)
 {
+    const esp_engine_opts *o = &v->g->opts;
+    const uint32_t room = o->rows + o->queue < o->max_seqs ? o->rows + o->queue : o->max_seqs;
+
     for (struct esp_service_job *j = v->jobs; j; j = j->next) {
         esp_error err;
 
         if (j->opened || j->n_ended)
             continue;
-        if (v->n_open + j->r.n_choice > v->g->opts.max_seqs)
+        if (v->n_open + j->r.n_choice > room)
             return;
         v->n_open += j->r.n_choice;
         if (esp_service_job_open(j, v->g, &err) != ESP_OK)
-            end_job(v, j, &err);
+            esp_service_end_job(v, j, &err);
     }
 }
 
@@ -269,17 +253,18 @@ static void reap(struct esp_service *v)
 
 static bool has_work(const struct esp_service *v)
 {
-    return v->inbox || v->jobs || v->exclusive || v->unsaved;
+    return v->inbox || v->jobs || v->exclusive || v->between || v->unsaved;
 }
 
 /* Everything that one turn of the loop does without the lock. True: x has run. */
-static bool turn(struct esp_service *v, struct exclusive *x)
+static bool turn(struct esp_service *v, struct esp_service_exclusive *x)
 {
     cancel_jobs(v);
     if (!x)
         open_jobs(v);
     if (v->n_open) {
         step(v);
+        esp_service_score(v);
         return false;
     }
     if (x) {
@@ -297,7 +282,7 @@ static void *run(void *arg)
 
     pthread_mutex_lock(&v->lock);
     for (;;) {
-        struct exclusive *x;
+        struct esp_service_exclusive *x, *between;
         esp_stats stats;
         bool ran;
 
@@ -307,21 +292,30 @@ static void *run(void *arg)
         if (v->stop)
             break;
         x = v->exclusive;
+        between = v->between;
         pthread_mutex_unlock(&v->lock);
+        if (between)
+            between->status = between->fn(between->user, v->g, between->err);
         ran = turn(v, x);
         esp_engine_stats(v->g, &stats);
         pthread_mutex_lock(&v->lock);
         v->stats = stats;
+        v->turned_at = esp_engine_now();
         reap(v);
         if (ran) {
             x->done = true;
             v->exclusive = NULL;
-            pthread_cond_broadcast(&v->finished);
         }
+        if (between) {
+            between->done = true;
+            v->between = NULL;
+        }
+        if (ran || between)
+            pthread_cond_broadcast(&v->finished);
     }
     pthread_mutex_unlock(&v->lock);
     for (struct esp_service_job *j = v->jobs; j; j = j->next)
-        end_job(v, j, NULL);
+        esp_service_end_job(v, j, NULL);
     pthread_mutex_lock(&v->lock);
     v->ended = true;
     pthread_cond_broadcast(&v->finished);
@@ -410,33 +404,51 @@ static esp_status refusal(struct esp_service *v, uint32_t n_choice, esp_error *e
     return ESP_OK;
 }
 
-esp_status esp_service_submit(struct esp_service *v, const struct esp_service_request *r, uint64_t *id,
-                              esp_error *err)
+/* What no service would take. */
+static esp_status check_request(const struct esp_service_request *r, esp_error *err)
 {
-    struct esp_service_job *j = NULL, **tail;
-    esp_status s;
-
     if (r->n_choice > ESP_SERVICE_MAX_CHOICES)
         return esp_fail(err, ESP_EINVAL, "n %u; 1 to %d choices are possible", r->n_choice,
                         ESP_SERVICE_MAX_CHOICES);
     if (r->constraint && r->n_choice > 1 && !r->constraint->clone)
         return esp_fail(err, ESP_EINVAL, "%u choices under a constraint that has no second state",
                         r->n_choice);
+    if (r->goes_on && r->n_choice > 1)
+        return esp_fail(err, ESP_EINVAL, "%u choices cannot go on in one request", r->n_choice);
     if (r->n == 0 || !r->tokens)
         return esp_fail(err, ESP_EINVAL, "a request without tokens");
     if (r->n_mark > ESP_LIMIT_MARKS || r->opts.sampling.n_bias > ESP_SAMPLE_MAX_BIAS)
         return esp_fail(err, ESP_EINVAL, "%zu marks and %zu biases; at most %u and %d are accepted",
                         r->n_mark, r->opts.sampling.n_bias, ESP_LIMIT_MARKS, ESP_SAMPLE_MAX_BIAS);
+    return ESP_OK;
+}
+
+/* Into the inbox, behind its like; with the lock. */
+static void put(struct esp_service *v, struct esp_service_job *j)
+{
+    struct esp_service_job **tail = &v->inbox;
+
+    v->n_pending += j->r.n_choice;
+    while (*tail && (!j->r.goes_on || (*tail)->r.goes_on))
+        tail = &(*tail)->next;
+    j->next = *tail;
+    *tail = j;
+    pthread_cond_signal(&v->work);
+}
+
+esp_status esp_service_submit(struct esp_service *v, const struct esp_service_request *r, uint64_t *id,
+                              esp_error *err)
+{
+    struct esp_service_job *j = NULL;
+    esp_status s;
+
+    ESP_TRY(check_request(r, err));
     ESP_TRY(esp_service_job_make(&j, r, err));
     pthread_mutex_lock(&v->lock);
-    s = refusal(v, j->r.n_choice, err);
+    s = r->goes_on && !v->stop ? ESP_OK : refusal(v, j->r.n_choice, err);
     if (s == ESP_OK) {
         *id = j->id = ++v->n_id;
-        v->n_pending += j->r.n_choice;
-        for (tail = &v->inbox; *tail; tail = &(*tail)->next)
-            ;
-        *tail = j;
-        pthread_cond_signal(&v->work);
+        put(v, j);
     }
     pthread_mutex_unlock(&v->lock);
     if (s != ESP_OK) {
@@ -515,22 +527,35 @@ void esp_service_stats(struct esp_service *v, esp_stats *out)
     pthread_mutex_unlock(&v->lock);
 }
 
-esp_status esp_service_exclusive(struct esp_service *v, esp_service_fn fn, void *user, esp_error *err)
+/* Hang x up at a place that the thread looks at, and wait until it has run. */
+static esp_status call(struct esp_service *v, struct esp_service_exclusive **place,
+                       struct esp_service_exclusive *x, esp_error *err)
 {
-    struct exclusive x = {.fn = fn, .user = user, .err = err};
-
     pthread_mutex_lock(&v->lock);
-    while (v->exclusive && !v->ended)
+    while (*place && !v->ended)
         pthread_cond_wait(&v->finished, &v->lock);
     if (!v->ended) {
-        /* cppcheck-suppress autoVariables ; the loop below leaves only when the thread is done with x */
-        v->exclusive = &x;
+        *place = x;
         pthread_cond_signal(&v->work);
-        while (!x.done && !v->ended)
+        while (!x->done && !v->ended)
             pthread_cond_wait(&v->finished, &v->lock);
     }
     pthread_mutex_unlock(&v->lock);
-    return x.done ? x.status : esp_fail(err, ESP_ECANCELLED, "the service ended first");
+    return x->done ? x->status : esp_fail(err, ESP_ECANCELLED, "the service ended first");
+}
+
+esp_status esp_service_exclusive(struct esp_service *v, esp_service_fn fn, void *user, esp_error *err)
+{
+    struct esp_service_exclusive x = {.fn = fn, .user = user, .err = err};
+
+    return call(v, &v->exclusive, &x, err);
+}
+
+esp_status esp_service_call(struct esp_service *v, esp_service_fn fn, void *user, esp_error *err)
+{
+    struct esp_service_exclusive x = {.fn = fn, .user = user, .err = err};
+
+    return call(v, &v->between, &x, err);
 }
 
 void esp_service_drain(struct esp_service *v)
@@ -548,4 +573,14 @@ uint32_t esp_service_pending(struct esp_service *v)
     n = v->n_pending;
     pthread_mutex_unlock(&v->lock);
     return n;
+}
+
+double esp_service_idle_seconds(struct esp_service *v)
+{
+    double at;
+
+    pthread_mutex_lock(&v->lock);
+    at = v->turned_at;
+    pthread_mutex_unlock(&v->lock);
+    return esp_engine_now() - at;
 }

@@ -14,6 +14,7 @@
 #define ESP_ENGINE_SERVICE_H
 
 #include "engine/constraint.h"
+#include "engine/pins.h"
 
 struct esp_service;
 
@@ -39,7 +40,16 @@ struct esp_service_request {
     /* Of every choice's answer; copied, NULL: none. With ESP_OK what it points to belongs to the service,
      * which closes it on its own thread or at its end. Several choices need clone(). */
     const struct esp_constraint *constraint;
-    void *user; /* comes back with every event */
+    /* The answer has begun in an earlier request, which has just ended: neither a full queue nor a drain
+     * refuses it, and it goes in front of those that wait. One choice. */
+    bool goes_on;
+    const struct esp_seq_pin *pins; /* [n_pin], copied: marks whose checkpoints stay for a while */
+    size_t n_pin;
+    /* Log-probabilities of the prompt's tokens, from the second on, come first (ESP_SERVICE_PROMPT). The
+     * prompt runs whole then, a few tokens between two steps of the others. */
+    bool score;
+    uint32_t progress_ms; /* tell when the prompt begins to run, and then at most so often; 0: never */
+    void *user;           /* comes back with every event */
 };
 enum { ESP_SERVICE_MAX_CHOICES = 16 };
 
@@ -56,6 +66,8 @@ void esp_service_cancel_choice(struct esp_service *v, uint64_t id, uint32_t choi
 enum esp_service_what {
     ESP_SERVICE_TOKEN,    /* token; finish may be set as well */
     ESP_SERVICE_FINISH,   /* finish alone */
+    ESP_SERVICE_PROMPT,   /* a token of the prompt with its log-probability */
+    ESP_SERVICE_PROGRESS, /* prompt tokens run so far, and what the cache had; choice 0 */
     ESP_SERVICE_CANCELLED /* the choice has ended because it was cancelled, or the service closes */
 };
 
@@ -72,7 +84,11 @@ struct esp_service_event {
     esp_logprob top[20];
     esp_status status; /* of a failure before the first step: why the request was not taken */
     char message[256]; /* of a failure */
-    esp_usage usage;   /* with last; cached_tokens of the prompt count in choice 0 */
+    /* ESP_SERVICE_PROGRESS: tokens behind us (with those that were cached), tokens that the cache knew,
+     * usable or not; whether a file had them; the namespace of the text. */
+    uint64_t processed, matched, ns;
+    bool from_file;
+    esp_usage usage; /* with last; cached_tokens of the prompt count in choice 0 */
 };
 
 /* One reader. Takes up to cap events, at once; 0 when there are none. */
@@ -92,8 +108,13 @@ void esp_service_stats(struct esp_service *v, esp_stats *out);
  */
 typedef esp_status (*esp_service_fn)(void *user, esp_engine *g, esp_error *err);
 esp_status esp_service_exclusive(struct esp_service *v, esp_service_fn fn, void *user, esp_error *err);
+/* The same between two steps, beside the rows that run. fn must not change sequences; for the cache's texts.
+ */
+esp_status esp_service_call(struct esp_service *v, esp_service_fn fn, void *user, esp_error *err);
 /* Refuse requests from now on (ESP_ESTATE); those taken in go on. */
 void esp_service_drain(struct esp_service *v);
+/* Seconds since the thread last went round its loop. */
+double esp_service_idle_seconds(struct esp_service *v);
 /* Requests that have not ended, in choices. */
 uint32_t esp_service_pending(struct esp_service *v);
 

@@ -9,6 +9,7 @@
 
 #include <stdatomic.h>
 
+#include "engine/engine.h"
 #include "engine/service.h"
 
 struct esp_service_job {
@@ -27,7 +28,13 @@ struct esp_service_job {
     bool ended[ESP_SERVICE_MAX_CHOICES];
     uint32_t n_ended;
     esp_usage prompt_usage;
+    struct esp_seq_pin *pins;
+    bool scoring;      /* the prompt's log-probabilities are being made */
+    uint32_t n_scored; /* tokens of the prompt that ran for them */
+    float *logits;     /* [ESP_SERVICE_SCORE][n_vocab] */
+    double told_at;    /* of the last progress event; 0: none */
 };
+enum { ESP_SERVICE_SCORE = 16 }; /* tokens of a prompt that are scored between two steps */
 
 /* A copy of r; ESP_ENOMEM. The constraint belongs to the job then: clear j->constraint to keep it. */
 esp_status esp_service_job_make(struct esp_service_job **out, const struct esp_service_request *r,
@@ -37,6 +44,12 @@ void esp_service_job_free(struct esp_service_job *j);
 /* Open choice 0 and generate: its answer, or with several choices the prompt alone. On an error the job has
  * to be ended; what was opened is in seqs. */
 esp_status esp_service_job_open(struct esp_service_job *j, esp_engine *g, esp_error *err);
+/*
+ * Run the next part of a prompt to be scored; its tokens [*first, *first + *n) now have log-probabilities by
+ * the rows of j->logits. With the last part the generation begins.
+ * After ESP_ENOFIT the same part can be tried again while j->scoring stands.
+ */
+esp_status esp_service_job_score(struct esp_service_job *j, uint32_t *first, uint32_t *n, esp_error *err);
 /* The prompt has run: every other choice becomes a fork that shares its pages, and all generate. */
 esp_status esp_service_job_fork(struct esp_service_job *j, esp_error *err);
 

@@ -27,6 +27,11 @@ esp_status esp_model_encode(const struct esp_model *m, const struct esp_tok_inpu
     return esp_tokenizer_encode(m->tok, in, out, err);
 }
 
+const char *esp_model_template(const struct esp_model *m)
+{
+    return m->tpl.main ? esp_template_source(m->tpl.main) : NULL;
+}
+
 const struct esp_tokenizer *esp_model_tokenizer(const struct esp_model *m)
 {
     return m->tok;

@@ -96,22 +96,11 @@ void esp_affine_decode(const struct esp_weight *w, size_t row, size_t c0, size_t
     }
 }
 
-/*
- * Step and offset of one group, in f32. The end of the range with the larger magnitude becomes the offset,
- * and the step points from it towards zero, so that zero is a code whenever the range holds it. A tie takes
- * the maximum.
- */
-static void group_range(const float *x, size_t n, uint32_t top, float *scale, float *bias)
+void esp_affine_step(float lo, float hi, uint32_t top, float *scale, float *bias)
 {
-    float lo = x[0], hi = x[0], s, edge, q0;
+    float s = (hi - lo) / (float)top, edge = lo, q0;
 
-    for (size_t j = 1; j < n; j++) {
-        lo = x[j] < lo ? x[j] : lo;
-        hi = x[j] > hi ? x[j] : hi;
-    }
-    s = (hi - lo) / (float)top;
     s = s > SCALE_MIN ? s : SCALE_MIN;
-    edge = lo;
     if (!(fabsf(lo) > fabsf(hi))) {
         edge = hi;
         s = -s;
@@ -123,6 +112,17 @@ static void group_range(const float *x, size_t n, uint32_t top, float *scale, fl
         *bias = edge;
     }
     *scale = s;
+}
+
+static void group_range(const float *x, size_t n, uint32_t top, float *scale, float *bias)
+{
+    float lo = x[0], hi = x[0];
+
+    for (size_t j = 1; j < n; j++) {
+        lo = x[j] < lo ? x[j] : lo;
+        hi = x[j] > hi ? x[j] : hi;
+    }
+    esp_affine_step(lo, hi, top, scale, bias);
 }
 
 void esp_affine_encode(const struct esp_weight *like, const float *x, size_t n, uint8_t *codes,

@@ -27,6 +27,13 @@ void esp_scale_store(enum esp_scale_type type, uint8_t *plane, size_t i, float v
 /* Bytes of one scale: 4 or 2. */
 size_t esp_scale_bytes(enum esp_scale_type type);
 
+/*
+ * Step and offset of a group whose smallest and largest elements are lo and hi, in f32; codes go up to top.
+ * The end of the range with the larger magnitude becomes the offset, and the step points from it towards
+ * zero, so that zero is a code whenever the range holds it. A tie takes the maximum.
+ */
+void esp_affine_step(float lo, float hi, uint32_t top, float *scale, float *bias);
+
 /* The decode and encode of every affine row of the format table. */
 void esp_affine_decode(const struct esp_weight *w, size_t row, size_t c0, size_t n, float *out);
 void esp_affine_encode(const struct esp_weight *like, const float *x, size_t n, uint8_t *codes,

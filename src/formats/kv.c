@@ -275,20 +275,38 @@ static void affine_group(const float *x, uint32_t n, uint32_t bits, const struct
     g->scale = esp_scale_load(ESP_SCALE_BF16, scale, 0);
     g->bias = esp_scale_load(ESP_SCALE_BF16, bias, 0);
     error = affine_codes(x, n, bits, g);
-    if (error <= 0.502f * r.step) /* half a step, as well as a bf16 scale can give it */
+    if (error <= esp_kv_affine_slack * r.step) /* half a step, as well as a bf16 scale can give it */
         return;
     affine_refit(&r, bits, &refit);
     if (affine_codes(x, n, bits, &refit) < error)
         *g = refit;
 }
 
-static void encode_affine(const struct esp_kv_scheme *s, uint32_t bits, uint32_t d, const float *x,
-                          uint8_t *row)
+static struct esp_weight like_of(uint32_t bits, uint32_t group)
 {
     static const enum esp_format_id formats[] = {
         [4] = ESP_FORMAT_AFFINE4, [6] = ESP_FORMAT_AFFINE6, [8] = ESP_FORMAT_AFFINE8};
+
+    return (struct esp_weight){.format = formats[bits], .scale_type = ESP_SCALE_BF16, .group = group};
+}
+
+void esp_kv_affine_group(const float *x, uint32_t n, uint32_t bits, uint8_t *codes, uint16_t *scale,
+                         uint16_t *bias)
+{
+    const struct esp_weight like = like_of(bits, n);
+    struct affine_group g;
+
+    affine_group(x, n, bits, &like, &g);
+    memcpy(codes, g.codes, n);
+    *scale = esp_f32_to_bf16(g.scale);
+    *bias = esp_f32_to_bf16(g.bias);
+}
+
+static void encode_affine(const struct esp_kv_scheme *s, uint32_t bits, uint32_t d, const float *x,
+                          uint8_t *row)
+{
     const uint32_t n = s->group;
-    const struct esp_weight like = {.format = formats[bits], .scale_type = ESP_SCALE_BF16, .group = n};
+    const struct esp_weight like = like_of(bits, n);
     uint8_t *scales = row + d * bits / 8, *biases = scales + d / n * 2;
 
     for (uint32_t i = 0; i < d; i += n) {
@@ -414,6 +432,12 @@ void esp_kv_decode_value(const struct esp_kv_scheme *s, uint32_t d, const uint8_
         for (uint32_t j = 0; j < ESP_KV_GROUP; j++)
             out[i + j] = levels[codes[j]] * scale;
     }
+}
+
+void esp_kv_rotate(const struct esp_kv_scheme *s, uint32_t d, float *x)
+{
+    if (esp_kv_rotated(s))
+        esp_turbo_rotate(x, d);
 }
 
 void esp_kv_unrotate(const struct esp_kv_scheme *s, uint32_t d, float *x)

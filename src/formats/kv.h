@@ -67,10 +67,17 @@ size_t esp_kv_value_bytes(const struct esp_kv_scheme *s, uint32_t head_dim);
  */
 uint32_t esp_kv_encode_key(const struct esp_kv_scheme *s, uint32_t head_dim, const float *x, uint8_t *row);
 uint32_t esp_kv_encode_value(const struct esp_kv_scheme *s, uint32_t head_dim, const float *x, uint8_t *row);
+/* One affine group of n finite elements: codes one a byte, and what is stored beside them, as bf16. */
+void esp_kv_affine_group(const float *x, uint32_t n, uint32_t bits, uint8_t *codes, uint16_t *scale,
+                         uint16_t *bias);
+/* Largest error that the published scale may leave, in steps of (largest - smallest) / top. */
+static const float esp_kv_affine_slack = 0.502f;
 /* Decode a row of any bytes; reads the row alone. Values come as they are stored: rotated where
  * esp_kv_rotated(). */
 void esp_kv_decode_key(const struct esp_kv_scheme *s, uint32_t head_dim, const uint8_t *row, float *out);
 void esp_kv_decode_value(const struct esp_kv_scheme *s, uint32_t head_dim, const uint8_t *row, float *out);
+/* Into the basis of stored values, in place: the inverse of esp_kv_unrotate(). */
+void esp_kv_rotate(const struct esp_kv_scheme *s, uint32_t head_dim, float *x);
 /* Bring sums of stored values back into the head's own basis, in place; nothing to do unless rotated. */
 void esp_kv_unrotate(const struct esp_kv_scheme *s, uint32_t head_dim, float *x);
 

@@ -35,7 +35,7 @@ bool esp_turbo_value_bits(uint32_t bits)
 
 /* ---- rotation ---- */
 
-static const uint32_t *signs_of(uint32_t d)
+const uint32_t *esp_turbo_signs(uint32_t d)
 {
     switch (d) {
     case 64:
@@ -53,7 +53,7 @@ static const uint32_t *signs_of(uint32_t d)
 
 static void apply_signs(float *x, uint32_t d)
 {
-    const uint32_t *signs = signs_of(d);
+    const uint32_t *signs = esp_turbo_signs(d);
 
     for (uint32_t i = 0; i < d; i++)
         x[i] = signs[i / 32] >> i % 32 & 1 ? -x[i] : x[i];
@@ -127,22 +127,43 @@ struct key_range { /* of the codes of a width, and of a group */
     float step, guarded, zero; /* as the published encoder computes them, not yet rounded to f16 */
 };
 
-static struct key_range key_range(const float *x, uint32_t bits)
+static struct key_range range_of(float min, float max, uint32_t bits)
 {
-    struct key_range r = {.lo = -127, .hi = 127, .span = 254, .min = x[0], .max = x[0]};
+    struct key_range r = {.lo = -127, .hi = 127, .span = 254, .min = min, .max = max};
 
     if (bits != 8) {
         r.lo = 0;
         r.hi = r.span = (float)((1u << bits) - 1);
     }
-    for (uint32_t i = 1; i < ESP_KV_GROUP; i++) {
-        r.min = x[i] < r.min ? x[i] : r.min;
-        r.max = x[i] > r.max ? x[i] : r.max;
-    }
     r.step = (r.max - r.min) / r.span;
     r.guarded = r.step + EPS;
     r.zero = bits == 8 ? rintf((r.max + r.min) / (2 * r.guarded)) : rintf(r.min / r.guarded);
     return r;
+}
+
+static struct key_range key_range(const float *x, uint32_t bits)
+{
+    float min = x[0], max = x[0];
+
+    for (uint32_t i = 1; i < ESP_KV_GROUP; i++) {
+        min = x[i] < min ? x[i] : min;
+        max = x[i] > max ? x[i] : max;
+    }
+    return range_of(min, max, bits);
+}
+
+static bool sane(const struct key_range *r)
+{
+    return r->step >= SCALE_SANE && fabsf(r->zero) <= ZERO_SANE;
+}
+
+bool esp_turbo_key_plan(float min, float max, uint32_t bits, struct esp_turbo_key_plan *out)
+{
+    const struct key_range r = range_of(min, max, bits);
+
+    *out = (struct esp_turbo_key_plan){
+        r.guarded, r.zero, r.lo, r.hi, esp_f32_to_f16(r.step), esp_f32_to_f16(r.zero)};
+    return sane(&r) && min != 0 && max != 0;
 }
 
 static uint8_t key_code(float x, const struct key_range *r, float step, float zero)
@@ -248,7 +269,7 @@ void esp_turbo_key_group(const float *x, uint32_t bits, struct esp_turbo_group *
         return;
     }
     key_published(x, &r, out);
-    if (r.step >= SCALE_SANE && fabsf(r.zero) <= ZERO_SANE)
+    if (sane(&r))
         return;
     key_refit(x, bits, &r, &refit);
     if (!(key_error(x, bits, out) <= key_error(x, bits, &refit)))
@@ -271,6 +292,21 @@ uint8_t esp_turbo_code(const struct esp_turbo_codebook *b, uint32_t bits, float 
     return (uint8_t)at;
 }
 
+float esp_turbo_value_rms(float sum)
+{
+    return sqrtf(sum * (1.0f / ESP_KV_GROUP));
+}
+
+float esp_turbo_value_step(float rms)
+{
+    return rms + EPS;
+}
+
+uint16_t esp_turbo_value_scale(float scale)
+{
+    return esp_f32_to_f16(scale < F16_MAX ? scale : F16_MAX);
+}
+
 void esp_turbo_value_group(const float *y, const struct esp_kv_scheme *s, struct esp_turbo_group *out)
 {
     const struct esp_turbo_codebook *b = esp_turbo_codebook_of(s);
@@ -278,8 +314,8 @@ void esp_turbo_value_group(const float *y, const struct esp_kv_scheme *s, struct
 
     for (uint32_t i = 0; i < ESP_KV_GROUP; i++)
         sum += y[i] * y[i];
-    scale = sqrtf(sum * (1.0f / ESP_KV_GROUP));
-    by = scale + EPS;
+    scale = esp_turbo_value_rms(sum);
+    by = esp_turbo_value_step(scale);
     for (uint32_t i = 0; i < ESP_KV_GROUP; i++) {
         float level;
 
@@ -290,6 +326,6 @@ void esp_turbo_value_group(const float *y, const struct esp_kv_scheme *s, struct
     }
     if (s->tune != ESP_KV_TUNE_NONE)
         scale = cross > 0 ? cross / power : 0; /* of all scales the one with the least squared error */
-    out->scale = esp_f32_to_f16(scale < F16_MAX ? scale : F16_MAX);
+    out->scale = esp_turbo_value_scale(scale);
     out->zero = 0;
 }

@@ -30,6 +30,24 @@ void esp_turbo_key_group(const float *x, uint32_t bits, struct esp_turbo_group *
 /* Exactly (code + zero) * scale, rounded once. */
 void esp_turbo_key_values(const struct esp_turbo_group *g, uint32_t bits, float *out);
 
+/*
+ * The published coding of a group with this range, for encoders that find ranges and codes in their own way:
+ * codes are clamp(rint(x / step - zero), lo, hi). False when this is no group for it, or an end of the range
+ * is a zero, whose sign could matter: esp_turbo_key_group() knows.
+ */
+struct esp_turbo_key_plan {
+    float step, zero, lo, hi;
+    uint16_t scale16, zero16;
+};
+bool esp_turbo_key_plan(float min, float max, uint32_t bits, struct esp_turbo_key_plan *out);
+/* Root mean square of a group by its sum of squares, what values are divided by for their codes, and the
+ * scale as stored. */
+float esp_turbo_value_rms(float sum);
+float esp_turbo_value_step(float rms);
+uint16_t esp_turbo_value_scale(float scale);
+/* Signs of a rotation, a bit each: 1 is minus. */
+const uint32_t *esp_turbo_signs(uint32_t head_dim);
+
 /* The codebook that a scheme's values use. */
 const struct esp_turbo_codebook *esp_turbo_codebook_of(const struct esp_kv_scheme *s);
 /* One group of 32 rotated values; zero is not used. */

@@ -81,4 +81,11 @@ esp_status esp_dfa_both(struct esp_dfa_work *w, const struct esp_ir_rule *r, con
                         uint32_t *out, esp_error *err);
 esp_status esp_dfa_step(struct esp_dfa_work *w, uint64_t n, esp_error *err); /* charge n steps */
 
+/* ---- finish.c, for the compiler ---- */
+
+typedef const char *(*esp_auto_name_fn)(const void *user, uint32_t state);
+/* The automaton w->a, joined, made ready for use, or refused (ESP_EFORMAT) with the name of a rule. */
+esp_status esp_auto_finish(struct esp_dfa_work *w, esp_auto_name_fn rule_at, const void *user,
+                           esp_error *err);
+
 #endif

@@ -14,7 +14,7 @@
 #include "base/utf8.h"
 
 #include "grammar/expr.h"
-#include "grammar/masks.h"
+#include "grammar/front.h"
 
 static const char what[] = "grammar";
 
@@ -320,19 +320,29 @@ static esp_status read_grammar(struct gbnf *g, esp_error *err)
     return ESP_OK;
 }
 
-esp_status esp_grammar_gbnf(struct esp_grammar **out, const struct esp_vocab *v, const char *text, size_t len,
-                            esp_error *err)
+esp_status esp_front_gbnf(struct esp_front *f, const char *text, size_t len, esp_error *err)
 {
     struct gbnf g = {.r = {.s = text, .len = len, .what = what}};
     esp_status s;
 
+    memset(f, 0, sizeof *f);
+    f->what = what;
     ESP_TRY(esp_ir_init(&g.ir, err));
     s = read_grammar(&g, err);
-    if (s == ESP_OK)
-        s = esp_grammar_create(out, v, &g.ir, what, err);
     if (g.b.ir)
         esp_nfa_drop(&g.b);
     esp_free(g.slot);
-    esp_ir_free(&g.ir);
+    if (s == ESP_OK)
+        f->ir = g.ir;
+    else
+        esp_ir_free(&g.ir);
     return s;
+}
+
+esp_status esp_grammar_gbnf(struct esp_grammar **out, const struct esp_vocab *v, const char *text, size_t len,
+                            esp_error *err)
+{
+    struct esp_front f;
+
+    return esp_front_finish(out, v, &f, esp_front_gbnf(&f, text, len, err), err);
 }

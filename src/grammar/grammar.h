@@ -97,6 +97,26 @@ enum esp_tools_flags {
 esp_status esp_grammar_tools(struct esp_grammar **out, const struct esp_vocab *v, const struct esp_tool *tool,
                              size_t n, unsigned flags, esp_error *err);
 
+enum esp_grammar_kind { ESP_GRAMMAR_SCHEMA, ESP_GRAMMAR_GBNF, ESP_GRAMMAR_REGEX, ESP_GRAMMAR_CHOICE };
+struct esp_grammar_form { /* arguments of one of the functions above */
+    enum esp_grammar_kind kind;
+    const char *text;
+    size_t len;
+    const char *const *choice;
+    size_t n_choice;
+    const json_t *schema;
+    unsigned flags; /* esp_schema_flags */
+};
+struct esp_grammar_calls {
+    const struct esp_tool *tool;
+    size_t n;
+    unsigned flags; /* esp_tools_flags */
+};
+/* A text of the form, or calls instead of it. */
+esp_status esp_grammar_either(struct esp_grammar **out, const struct esp_vocab *v,
+                              const struct esp_grammar_form *form, const struct esp_grammar_calls *calls,
+                              esp_error *err);
+
 struct esp_grammar *esp_grammar_ref(struct esp_grammar *g); /* g */
 void esp_grammar_release(struct esp_grammar *g);            /* NULL is fine */
 size_t esp_grammar_bytes(const struct esp_grammar *g);      /* memory held, stored masks included */

@@ -152,6 +152,17 @@ static uint32_t push(struct esp_nfa *b, struct esp_ir_state s)
     return b->n++;
 }
 
+void esp_nfa_copy(struct esp_nfa *b, const struct esp_ir_state *state, uint32_t n, uint32_t by)
+{
+    for (uint32_t i = 0; i < n; i++) {
+        struct esp_ir_state s = state[i];
+
+        if (s.kind == ESP_IR_CALL)
+            s.arg += by;
+        push(b, s);
+    }
+}
+
 static uint32_t eps(struct esp_nfa *b, uint32_t out, uint32_t out2)
 {
     return push(b, (struct esp_ir_state){.out = out, .out2 = out2, .kind = ESP_IR_EPS});

@@ -89,6 +89,8 @@ void esp_nfa_begin(struct esp_nfa *b, struct esp_ir *ir);
 void esp_nfa_end(struct esp_nfa *b, uint32_t rule, struct esp_frag f, unsigned flags);
 /* Drop what was written. */
 void esp_nfa_drop(struct esp_nfa *b);
+/* Append states of another set of rules, whose numbers there are by smaller; b must be empty. */
+void esp_nfa_copy(struct esp_nfa *b, const struct esp_ir_state *state, uint32_t n, uint32_t by);
 /* rule is the words of both x and y; neither may call rules that stay rules. */
 void esp_ir_both(struct esp_ir *ir, uint32_t rule, uint32_t x, uint32_t y);
 

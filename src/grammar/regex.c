@@ -14,7 +14,6 @@
 
 #include "grammar/expr.h"
 #include "grammar/grammar.h"
-#include "grammar/masks.h"
 
 struct regex {
     struct esp_reader r;
@@ -344,43 +343,50 @@ esp_status esp_regex_build(struct esp_nfa *b, const char *s, size_t len, enum es
     return esp_ir_check(b->ir, what, err);
 }
 
-esp_status esp_grammar_regex(struct esp_grammar **out, const struct esp_vocab *v, const char *text,
-                             size_t len, esp_error *err)
+esp_status esp_front_regex(struct esp_front *front, const char *text, size_t len, esp_error *err)
 {
-    static const char what[] = "regular expression";
-    struct esp_ir ir;
     struct esp_nfa b;
     struct esp_frag f = {0, 0};
     esp_status s;
 
-    ESP_TRY(esp_ir_init(&ir, err));
-    ir.root = esp_ir_declare(&ir, "root", 4, 0);
-    esp_nfa_begin(&b, &ir);
-    s = esp_regex_build(&b, text, len, ESP_IR_PLAIN, ESP_REGEX_WHOLE, what, &f, err);
-    if (s == ESP_OK) {
-        esp_nfa_end(&b, ir.root, f, 0);
-        s = esp_grammar_create(out, v, &ir, what, err);
-    }
+    memset(front, 0, sizeof *front);
+    front->what = "regular expression";
+    ESP_TRY(esp_ir_init(&front->ir, err));
+    front->ir.root = esp_ir_declare(&front->ir, "root", 4, 0);
+    esp_nfa_begin(&b, &front->ir);
+    s = esp_regex_build(&b, text, len, ESP_IR_PLAIN, ESP_REGEX_WHOLE, front->what, &f, err);
+    if (s == ESP_OK)
+        esp_nfa_end(&b, front->ir.root, f, 0);
     esp_nfa_drop(&b);
-    esp_ir_free(&ir);
+    if (s != ESP_OK)
+        esp_ir_free(&front->ir);
     return s;
 }
 
-esp_status esp_grammar_choice(struct esp_grammar **out, const struct esp_vocab *v, const char *const *text,
-                              size_t n, esp_error *err)
+esp_status esp_grammar_regex(struct esp_grammar **out, const struct esp_vocab *v, const char *text,
+                             size_t len, esp_error *err)
 {
-    struct esp_ir ir;
+    struct esp_front f;
+
+    return esp_front_finish(out, v, &f, esp_front_regex(&f, text, len, err), err);
+}
+
+esp_status esp_front_choice(struct esp_front *front, const char *const *text, size_t n, esp_error *err)
+{
+    struct esp_ir *ir = &front->ir;
     struct esp_nfa b;
     struct esp_frag f;
     esp_status s = ESP_OK;
     uint32_t start;
 
+    memset(front, 0, sizeof *front);
+    front->what = "choice";
     if (n == 0 || n > ESP_LIMIT_SCHEMA_ENUM)
         return esp_fail(err, n ? ESP_ENOFIT : ESP_EINVAL, "a choice of %zu texts; 1 to %u are accepted", n,
                         ESP_LIMIT_SCHEMA_ENUM);
-    ESP_TRY(esp_ir_init(&ir, err));
-    ir.root = esp_ir_declare(&ir, "root", 4, 0);
-    esp_nfa_begin(&b, &ir);
+    ESP_TRY(esp_ir_init(ir, err));
+    ir->root = esp_ir_declare(ir, "root", 4, 0);
+    esp_nfa_begin(&b, ir);
     start = esp_nfa_node(&b);
     f.end = esp_nfa_node(&b);
     f.start = start;
@@ -395,11 +401,18 @@ esp_status esp_grammar_choice(struct esp_grammar **out, const struct esp_vocab *
         esp_nfa_link(&b, start, g.start);
         esp_nfa_link(&b, g.end, f.end);
     }
-    if (s == ESP_OK) {
-        esp_nfa_end(&b, ir.root, f, 0);
-        s = esp_grammar_create(out, v, &ir, "choice", err);
-    }
+    if (s == ESP_OK)
+        esp_nfa_end(&b, ir->root, f, 0);
     esp_nfa_drop(&b);
-    esp_ir_free(&ir);
+    if (s != ESP_OK)
+        esp_ir_free(ir);
     return s;
+}
+
+esp_status esp_grammar_choice(struct esp_grammar **out, const struct esp_vocab *v, const char *const *text,
+                              size_t n, esp_error *err)
+{
+    struct esp_front f;
+
+    return esp_front_finish(out, v, &f, esp_front_choice(&f, text, n, err), err);
 }

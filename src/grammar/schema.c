@@ -14,7 +14,8 @@
 #include "base/limits.h"
 #include "base/mem.h"
 
-#include "grammar/masks.h"
+#include "grammar/automaton.h"
+#include "grammar/front.h"
 
 enum { MAX_TEXT = 64 << 20 }; /* bytes of schemas written out to compare them */
 
@@ -503,25 +504,29 @@ static esp_status write_root(struct esp_schema *s, const json_t *schema, esp_err
     return esp_schema_run(s, never, err);
 }
 
+esp_status esp_front_schema(struct esp_front *f, const json_t *schema, unsigned flags, esp_error *err)
+{
+    struct esp_schema s;
+    esp_status st;
+
+    memset(f, 0, sizeof *f);
+    f->what = "schema";
+    if (schema)
+        ESP_TRY(esp_schema_check(schema, err));
+    ESP_TRY(esp_ir_init(&f->ir, err));
+    st = esp_schema_begin(&s, &f->ir, schema, flags, err);
+    if (st == ESP_OK)
+        st = write_root(&s, schema, &f->never, err);
+    esp_schema_end(&s);
+    if (st != ESP_OK)
+        esp_ir_free(&f->ir);
+    return st;
+}
+
 esp_status esp_grammar_schema(struct esp_grammar **out, const struct esp_vocab *v, const json_t *schema,
                               unsigned flags, esp_error *err)
 {
-    struct esp_ir ir;
-    struct esp_schema s;
-    esp_error never = {0};
-    esp_status st;
+    struct esp_front f;
 
-    if (schema)
-        ESP_TRY(esp_schema_check(schema, err));
-    ESP_TRY(esp_ir_init(&ir, err));
-    st = esp_schema_begin(&s, &ir, schema, flags, err);
-    if (st == ESP_OK)
-        st = write_root(&s, schema, &never, err);
-    if (st == ESP_OK)
-        st = esp_grammar_create(out, v, &ir, "schema", err);
-    if (st == ESP_EFORMAT && *never.message) /* the cause rather than the effect */
-        st = esp_fail(err, ESP_EFORMAT, "%s", never.message);
-    esp_schema_end(&s);
-    esp_ir_free(&ir);
-    return st;
+    return esp_front_finish(out, v, &f, esp_front_schema(&f, schema, flags, err), err);
 }

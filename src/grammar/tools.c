@@ -420,13 +420,15 @@ static esp_status write_tools(struct tools *t, const struct esp_tool *tool, size
     return ESP_OK;
 }
 
-esp_status esp_grammar_tools(struct esp_grammar **out, const struct esp_vocab *v, const struct esp_tool *tool,
-                             size_t n, unsigned flags, esp_error *err)
+esp_status esp_front_tools(struct esp_front *f, const struct esp_vocab *v, const struct esp_tool *tool,
+                           size_t n, unsigned flags, esp_error *err)
 {
     struct tools t = {.control = {ESP_IR_NONE, ESP_IR_NONE}};
     uint32_t *rule;
     esp_status st;
 
+    memset(f, 0, sizeof *f);
+    f->what = what;
     if (n == 0 || n > ESP_LIMIT_TOOLS)
         return esp_fail(err, n ? ESP_ENOFIT : ESP_EINVAL, "%s: %zu of them; 1 to %u are accepted", what, n,
                         ESP_LIMIT_TOOLS);
@@ -440,11 +442,20 @@ esp_status esp_grammar_tools(struct esp_grammar **out, const struct esp_vocab *v
         st = write_tools(&t, tool, n, rule, err);
     if (st == ESP_OK)
         st = write_root(&t, rule, n, flags, err);
-    if (st == ESP_OK)
-        st = esp_grammar_create(out, v, &t.ir, what, err);
-    if (st == ESP_EFORMAT && *t.never.message)
-        st = esp_fail(err, ESP_EFORMAT, "%s", t.never.message);
-    esp_ir_free(&t.ir);
     esp_free(rule);
-    return st;
+    if (st != ESP_OK) {
+        esp_ir_free(&t.ir);
+        return st;
+    }
+    f->ir = t.ir;
+    f->never = t.never;
+    return ESP_OK;
+}
+
+esp_status esp_grammar_tools(struct esp_grammar **out, const struct esp_vocab *v, const struct esp_tool *tool,
+                             size_t n, unsigned flags, esp_error *err)
+{
+    struct esp_front f;
+
+    return esp_front_finish(out, v, &f, esp_front_tools(&f, v, tool, n, flags, err), err);
 }

@@ -220,6 +220,8 @@ struct esp_kernels {
      * esp_kv_unrotate() turns the finished result back. Reads no byte outside the visible rows' planes.
      */
     void (*attend_codes)(const struct esp_attend *a, float *scratch);
+    /* esp_kv_encode_key() and esp_kv_encode_value(), the same bytes on every level. */
+    uint32_t (*kv_encode[2])(const struct esp_kv_scheme *s, uint32_t head_dim, const float *x, uint8_t *row);
     /* Merge partial (m2, l2, acc2) into (m, l, acc), a single query of n elements; l2 = 0 changes nothing. */
     void (*attend_merge)(float *m, float *l, float *acc, float m2, float l2, const float *acc2, size_t n);
 

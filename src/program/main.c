@@ -81,6 +81,8 @@ static int dispatch(const struct esp_options *o)
         return esp_verb_detokenize(o);
     case VERB_PERPLEXITY:
         return esp_verb_perplexity(o);
+    case VERB_EVAL:
+        return esp_verb_eval(o);
     case VERB_QUANTIZE:
         return esp_verb_quantize(o);
     case VERB_CONVERT:

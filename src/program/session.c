@@ -211,6 +211,8 @@ void esp_session_engine_opts(struct esp_session *s)
         .chunk = (uint32_t)o->v[OPT_CHUNK].i,
         .act = o->v[OPT_ACT].s,
         .kv = o->v[OPT_KV].s,
+        .kv_start = (uint32_t)o->v[OPT_KV_START].i,
+        .state = o->v[OPT_STATE].s,
         .pack = o->v[OPT_PACK].s,
         .memory_budget = o->v[OPT_MEMORY_BUDGET].given ? o->v[OPT_MEMORY_BUDGET].size : 0,
         .max_rank = esp_adapters_max_rank(&s->adapters),

@@ -1,6 +1,6 @@
 /*
- * For the eye only: values are shown as they stand and nothing is judged by a schema. A call that has neither
- * of the two known forms is shown as its text.
+ * For the eye only: a call is held until it is whole, taken apart by the parser of turns, and nothing is
+ * judged by a schema. One that has no known form is shown as its text.
  *
  * SPDX-License-Identifier: MIT
  */
@@ -13,11 +13,10 @@
 #include "base/json.h"
 #include "base/mem.h"
 #include "base/strbuf.h"
+#include "text/toolcall.h"
 
 enum { MAX_CALL = 64 << 20 };
 static const char open_tag[] = "<tool_call>", close_tag[] = "</tool_call>";
-static const char function_tag[] = "<function=", parameter_tag[] = "<parameter=";
-static const char parameter_end[] = "</parameter>", function_end[] = "</function>";
 
 struct esp_tool_text {
     struct esp_strbuf held, shown;
@@ -101,79 +100,66 @@ static void show_name(struct esp_strbuf *b, struct part name)
     esp_strbuf_printf(b, "tool call: %.*s\n", (int)(name.len < 256 ? name.len : 256), name.s);
 }
 
-/*
- * The end of a value: a closing tag behind which the call goes on or ends, since values may hold the tag
- * itself. NULL when there is none.
- */
-static const char *value_end(struct part p)
-{
-    for (const char *at = find(p, parameter_end); at; at = find(from(p, at + 1), parameter_end)) {
-        const struct part rest = trim(from(p, at + sizeof parameter_end - 1));
+/* What the parser of turns makes of one call. */
+struct parsed {
+    struct esp_strbuf name, args;
+    bool any;
+};
 
-        if (!rest.len || strncmp(rest.s, parameter_tag, sizeof parameter_tag - 1) == 0 ||
-            strncmp(rest.s, function_end, sizeof function_end - 1) == 0)
-            return at;
-    }
-    return NULL;
+static void take_piece(void *user, enum esp_turn_what what, const char *s, size_t len)
+{
+    struct parsed *p = user;
+
+    if (what == ESP_TURN_CALL)
+        esp_strbuf_add(&p->name, s, len);
+    if (what == ESP_TURN_ARGS)
+        esp_strbuf_add(&p->args, s, len);
+    p->any = p->any || what == ESP_TURN_CALL;
 }
 
-/* <function=NAME> <parameter=KEY>\nVALUE\n</parameter> ... </function> */
-static bool show_xml(struct esp_strbuf *b, struct part p)
+static bool parse(struct parsed *out, struct part p, bool whole)
 {
-    const char *at = find(p, function_tag), *end;
+    const struct esp_turn_opts o = {.calls = true, .fn = take_piece, .user = out};
+    struct esp_turn *t = NULL;
+    bool ok = esp_turn_create(&t, &o, NULL) == ESP_OK;
 
-    if (!at)
-        return false;
-    p = from(p, at + sizeof function_tag - 1);
-    end = memchr(p.s, '>', p.len);
-    if (!end)
-        return false;
-    show_name(b, (struct part){p.s, (size_t)(end - p.s)});
-    p = from(p, end + 1);
-    for (at = find(p, parameter_tag); at; at = find(p, parameter_tag)) {
-        struct part key, value;
-
-        p = from(p, at + sizeof parameter_tag - 1);
-        end = memchr(p.s, '>', p.len);
-        if (!end)
-            break;
-        key = trim((struct part){p.s, (size_t)(end - p.s)});
-        p = from(p, end + 1);
-        end = value_end(p);
-        value = end ? (struct part){p.s, (size_t)(end - p.s)} : p;
-        p = end ? from(p, end + sizeof parameter_end - 1) : (struct part){p.s, 0};
-        if (value.len && value.s[0] == '\n')
-            value = from(value, value.s + 1);
-        if (value.len && value.s[value.len - 1] == '\n')
-            value.len--;
-        show_value(b, key, value);
-    }
-    return true;
+    ok = ok && esp_turn_feed(t, open_tag, sizeof open_tag - 1, NULL) == ESP_OK &&
+         esp_turn_feed(t, p.s, p.len, NULL) == ESP_OK &&
+         (!whole || esp_turn_feed(t, close_tag, sizeof close_tag - 1, NULL) == ESP_OK) &&
+         esp_turn_finish(t, true, NULL) == ESP_OK;
+    esp_turn_destroy(t);
+    return ok && out->any;
 }
 
-/* {"name": ..., "arguments": {...}} */
-static bool show_json(struct esp_strbuf *b, struct part p)
+/* The call's name and a line for each argument; false: it has no known form. */
+static bool show_parsed(struct esp_strbuf *b, struct part p, bool whole)
 {
-    json_t *doc = NULL, *value;
-    const char *name, *key;
+    struct parsed call = {.any = false};
+    json_t *args = NULL, *value;
+    const char *key;
+    bool ok;
 
-    p = trim(p);
-    if (!p.len || p.s[0] != '{' || esp_json_parse(&doc, p.s, p.len, "tool call", 0, NULL) != ESP_OK)
-        return false;
-    name = json_string_value(json_object_get(doc, "name"));
-    if (name)
-        show_name(b, (struct part){name, strlen(name)});
-    json_object_foreach(name ? json_object_get(doc, "arguments") : NULL, key, value)
+    esp_strbuf_init(&call.name, MAX_CALL);
+    esp_strbuf_init(&call.args, MAX_CALL);
+    ok = parse(&call, p, whole) &&
+         esp_json_parse(&args, esp_strbuf_str(&call.args), call.args.len, "tool call", 0, NULL) == ESP_OK;
+    if (ok)
+        show_name(b, (struct part){esp_strbuf_str(&call.name), call.name.len});
+    json_object_foreach(args, key, value)
     {
-        char *dump = json_is_string(value) ? NULL : json_dumps(value, JSON_COMPACT | JSON_ENCODE_ANY);
+        char *dump = json_is_string(value)
+                         ? NULL
+                         : json_dumps(value, JSON_COMPACT | JSON_ENCODE_ANY | JSON_REAL_PRECISION(15));
         const char *text = dump ? dump : json_string_value(value);
 
         if (text)
             show_value(b, (struct part){key, strlen(key)}, (struct part){text, strlen(text)});
         free(dump);
     }
-    json_decref(doc);
-    return name != NULL;
+    json_decref(args);
+    esp_strbuf_free(&call.name);
+    esp_strbuf_free(&call.args);
+    return ok;
 }
 
 static void show_call(struct esp_tool_text *t, struct part p, bool whole)
@@ -181,7 +167,7 @@ static void show_call(struct esp_tool_text *t, struct part p, bool whole)
     struct esp_strbuf *b = &t->shown;
 
     esp_strbuf_clear(b);
-    if (!show_xml(b, p) && !show_json(b, p)) {
+    if (!show_parsed(b, p, whole)) {
         show_name(b, trim(p));
         if (trim(p).len > 256)
             show_value(b, (struct part){"text", 4}, trim(p));

@@ -338,7 +338,11 @@ int esp_verb_bench(const struct esp_options *o)
     struct bench b = {.opt = o};
     esp_error err = {0};
     size_t slower = 0;
-    const esp_status s = bench(&b, &slower, &err);
+    esp_status s;
+
+    if (o->v[OPT_SERVE_URL].given)
+        return esp_bench_serve(o);
+    s = bench(&b, &slower, &err);
 
     if (b.seqs && b.emitted)
         close_seqs(&b);

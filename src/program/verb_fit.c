@@ -1,6 +1,5 @@
 /*
- * fit: the memory contract. Asks the engine for its plan, never for memory, and searches the longest context
- * that the budget holds; the plan grows with the context, so halving the interval finds it.
+ * fit: the memory contract, printed.
  *
  * SPDX-License-Identifier: MIT
  */
@@ -8,169 +7,9 @@
 
 #include <stdio.h>
 
-#include "program/machine.h"
+#include "program/fit.h"
 #include "program/output.h"
 #include "program/session.h"
-
-struct fit {
-    struct esp_session session;
-    struct esp_machine machine;
-    esp_memory_plan plan;
-    uint32_t ctx, rows;
-    uint64_t budget;
-    uint32_t max_ctx_1, max_ctx_rows, max_rows_4096, max_rows;
-};
-
-/* Positions in the pool when every row may fill its context; pages hold 256. */
-static uint64_t rows_tokens(uint32_t ctx, uint32_t rows)
-{
-    return ((uint64_t)ctx + 255) / 256 * 256 * rows;
-}
-
-static esp_status total(const struct fit *f, uint32_t ctx, uint32_t rows, uint64_t *out, esp_error *err)
-{
-    esp_engine_opts o = f->session.engine_opts;
-    esp_memory_plan p;
-
-    o.context = ctx;
-    o.max_seqs = rows;
-    o.kv_tokens = rows_tokens(ctx, rows);
-    o.memory_budget = 0;
-    ESP_TRY(esp_engine_plan(f->session.model, &o, &p, err));
-    *out = p.total;
-    return ESP_OK;
-}
-
-/* Largest x in 1..most with a plan inside the budget, x being the context for `rows` rows, or with ctx the
- * rows; 0: none. */
-static esp_status largest(const struct fit *f, uint32_t most, uint32_t ctx, uint32_t rows, uint32_t *out,
-                          esp_error *err)
-{
-    uint32_t low = 0, high = most;
-
-    while (low < high) {
-        const uint32_t mid = low + (high - low + 1) / 2;
-        uint64_t bytes;
-
-        ESP_TRY(ctx ? total(f, ctx, mid, &bytes, err) : total(f, mid, rows, &bytes, err));
-        if (bytes <= f->budget)
-            low = mid;
-        else
-            high = mid - 1;
-    }
-    *out = low;
-    return ESP_OK;
-}
-
-static esp_status compute(struct fit *f, const struct esp_options *o, esp_error *err)
-{
-    enum { MOST_ROWS = 1024 }; /* of an engine */
-    const uint32_t limit = f->session.info.context;
-
-    esp_session_engine_opts(&f->session);
-    f->ctx = f->session.engine_opts.context;
-    if (!f->ctx)
-        f->ctx = limit < 32768 ? limit : 32768;
-    f->rows = (uint32_t)o->v[OPT_ROWS].i;
-    f->budget = o->v[OPT_MEMORY_BUDGET].given ? o->v[OPT_MEMORY_BUDGET].size : f->machine.ram_available;
-    if (!f->budget)
-        return esp_fail(err, ESP_EIO,
-                        "the system does not say how much memory is available; give --memory-budget");
-    f->session.engine_opts.context = f->ctx;
-    f->session.engine_opts.max_seqs = f->rows;
-    f->session.engine_opts.kv_tokens = rows_tokens(f->ctx, f->rows);
-    f->session.engine_opts.memory_budget = 0;
-    ESP_TRY(esp_engine_plan(f->session.model, &f->session.engine_opts, &f->plan, err));
-    ESP_TRY(largest(f, limit, 0, 1, &f->max_ctx_1, err));
-    ESP_TRY(largest(f, limit, 0, f->rows, &f->max_ctx_rows, err));
-    ESP_TRY(largest(f, MOST_ROWS, limit < 4096 ? limit : 4096, 0, &f->max_rows_4096, err));
-    return largest(f, MOST_ROWS, f->ctx, 0, &f->max_rows, err);
-}
-
-/* Smaller keys and values, each with what it gains; schemes that do not suit the model's heads are left out.
- */
-static void suggest_kv(const struct fit *f, json_t *list)
-{
-    static const char *const kv[][2] = {{"bf16", "rounded keys and values"},
-                                        {"q8", "keys and values of 8 bits: differences hard to find"},
-                                        {"turbo:k8v4", "keys of 8 bits, values of 4: small differences"},
-                                        {"turbo", "keys of 8 bits, values of 3: see doc/quality.md"}};
-
-    for (size_t i = 0; i < sizeof kv / sizeof kv[0]; i++) {
-        esp_engine_opts o = f->session.engine_opts;
-        esp_memory_plan p;
-        char change[32];
-
-        o.kv = kv[i][0];
-        if (esp_engine_plan(f->session.model, &o, &p, NULL) != ESP_OK || p.kv_pool >= f->plan.kv_pool)
-            continue;
-        snprintf(change, sizeof change, "--kv %s", kv[i][0]);
-        json_array_append_new(list, json_pack("{s:s,s:I,s:s}", "change", change, "gain_bytes",
-                                              (json_int_t)(f->plan.total - p.total), "cost", kv[i][1]));
-    }
-}
-
-/* Changes of flags that would lower the plan, with what they gain: a JSON array. */
-static json_t *suggestions(const struct fit *f)
-{
-    json_t *list = json_array();
-    uint64_t bytes;
-    char change[64];
-
-    if (f->rows > 1 && total(f, f->ctx, 1, &bytes, NULL) == ESP_OK)
-        json_array_append_new(list, json_pack("{s:s,s:I,s:s}", "change", "--rows 1", "gain_bytes",
-                                              (json_int_t)(f->plan.total - bytes), "cost",
-                                              "one sequence at a time"));
-    if (f->max_ctx_rows && f->max_ctx_rows < f->ctx &&
-        total(f, f->max_ctx_rows, f->rows, &bytes, NULL) == ESP_OK) {
-        snprintf(change, sizeof change, "--ctx %u", f->max_ctx_rows);
-        json_array_append_new(list, json_pack("{s:s,s:I,s:s}", "change", change, "gain_bytes",
-                                              (json_int_t)(f->plan.total - bytes), "cost",
-                                              "shorter conversations"));
-    }
-    suggest_kv(f, list);
-    return list;
-}
-
-static json_t *document(const struct fit *f, bool fits)
-{
-    const esp_memory_plan *p = &f->plan;
-    const esp_model_info *m = &f->session.info;
-    const uint64_t state_row = p->state_per_seq + p->chunk_rows_per_seq;
-    json_t *doc = json_pack("{s:b,s:s?}", "fits", fits, "limiting", fits ? NULL : "host");
-
-    json_object_set_new(doc, "model",
-                        json_pack("{s:s,s:s,s:s,s:s,s:I,s:i,s:i,s:i}", "name", f->session.shown, "arch",
-                                  m->name, "shape", m->shape, "weights", m->weights, "params",
-                                  (json_int_t)m->n_params, "layers", m->n_layer, "full_layers",
-                                  m->n_full_layer, "context", m->context));
-    json_object_set_new(doc, "machine",
-                        json_pack("{s:s,s:i,s:I,s:I,s:[]}", "cpu", f->machine.cpu, "cores", f->machine.cores,
-                                  "ram", (json_int_t)f->machine.ram, "ram_available",
-                                  (json_int_t)f->machine.ram_available, "devices"));
-    json_object_set_new(doc, "placement",
-                        json_pack("[{s:s,s:i,s:I}]", "device", "host", "layers", m->n_layer, "bytes",
-                                  (json_int_t)p->weights));
-    json_object_set_new(
-        doc, "terms",
-        json_pack("{s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:I}", "weights", (json_int_t)p->weights,
-                  "kv_per_token", (json_int_t)p->kv_per_token, "state_per_row", (json_int_t)p->state_per_seq,
-                  "chunk_rows_per_row", (json_int_t)p->chunk_rows_per_seq, "kv", (json_int_t)p->kv_pool,
-                  "states", (json_int_t)p->state_pool, "checkpoints",
-                  (json_int_t)(p->state_pool > f->rows * state_row ? p->state_pool - f->rows * state_row : 0),
-                  "transient", (json_int_t)p->scratch, "speculation", (json_int_t)p->speculation, "fixed",
-                  (json_int_t)p->fixed, "adapters", (json_int_t)p->adapters));
-    json_object_set_new(doc, "at",
-                        json_pack("{s:i,s:i,s:I,s:I,s:I}", "ctx", f->ctx, "rows", f->rows, "total_bytes",
-                                  (json_int_t)p->total, "budget_bytes", (json_int_t)f->budget,
-                                  "headroom_bytes", (json_int_t)f->budget - (json_int_t)p->total));
-    json_object_set_new(doc, "max_context",
-                        json_pack("{s:i,s:i}", "rows_1", f->max_ctx_1, "rows_B", f->max_ctx_rows));
-    json_object_set_new(doc, "max_rows",
-                        json_pack("{s:i,s:i}", "ctx_4096", f->max_rows_4096, "ctx", f->max_rows));
-    json_object_set_new(doc, "suggestions", suggestions(f));
-    return doc;
-}
 
 static void row(const char *name, uint64_t bytes, const char *note)
 {
@@ -179,7 +18,7 @@ static void row(const char *name, uint64_t bytes, const char *note)
     esp_out_printf("  %-22s %12s  %s\n", name, esp_format_bytes(text, sizeof text, (double)bytes), note);
 }
 
-static void table(const struct fit *f, bool fits)
+static void table(const struct esp_fit *f, bool fits)
 {
     const esp_memory_plan *p = &f->plan;
     const double headroom = (double)f->budget - (double)p->total;
@@ -188,9 +27,9 @@ static void table(const struct fit *f, bool fits)
     json_t *s;
     size_t i;
 
-    esp_out_printf("%s: %s, %u layers (%u full attention), %.2f G parameters, %s\n", f->session.shown,
-                   f->session.info.name, f->session.info.n_layer, f->session.info.n_full_layer,
-                   (double)f->session.info.n_params / 1e9, f->session.info.weights);
+    esp_out_printf("%s: %s, %u layers (%u full attention), %.2f G parameters, %s\n", f->session->shown,
+                   f->session->info.name, f->session->info.n_layer, f->session->info.n_full_layer,
+                   (double)f->session->info.n_params / 1e9, f->session->info.weights);
     esp_out_printf("at %u tokens, %u row%s:\n", f->ctx, f->rows, f->rows == 1 ? "" : "s");
     row("weights", p->weights, "");
     snprintf(note, sizeof note, "%llu bytes a token", (unsigned long long)p->kv_per_token);
@@ -201,18 +40,18 @@ static void table(const struct fit *f, bool fits)
     row("recurrent states", p->state_pool, note);
     row("scratch", p->scratch, "");
     if (p->speculation)
-        row("speculation", p->speculation, f->session.opt->v[OPT_SPEC].s);
+        row("speculation", p->speculation, f->session->opt->v[OPT_SPEC].s);
     row("fixed", p->fixed, "");
-    if (f->session.adapters.n)
+    if (f->session->adapters.n)
         row("adapters", p->adapters, "");
     row("total", p->total, "");
-    row(f->session.opt->v[OPT_MEMORY_BUDGET].given ? "budget" : "available memory", f->budget, "");
+    row(f->session->opt->v[OPT_MEMORY_BUDGET].given ? "budget" : "available memory", f->budget, "");
     esp_out_printf("  %-22s %12s\n", "headroom", esp_format_bytes(text, sizeof text, headroom));
     esp_out_printf("longest context: %u tokens with 1 row", f->max_ctx_1);
     if (f->rows > 1)
         esp_out_printf(", %u with %u rows", f->max_ctx_rows, f->rows);
     esp_out_printf("\nmost rows: %u of 4096 tokens, %u of %u\n", f->max_rows_4096, f->max_rows, f->ctx);
-    list = suggestions(f);
+    list = esp_fit_suggestions(f);
     json_array_foreach(list, i, s)
     {
         const double gain = (double)json_integer_value(json_object_get(s, "gain_bytes"));
@@ -226,24 +65,48 @@ static void table(const struct fit *f, bool fits)
     esp_out_printf("%s\n", fits ? "fits" : "does not fit");
 }
 
+static esp_status compute(struct esp_fit *f, struct esp_session *session, esp_error *err)
+{
+    const struct esp_options *o = session->opt;
+    const uint32_t limit = session->info.context;
+    esp_engine_opts *e = &session->engine_opts;
+
+    esp_session_engine_opts(session);
+    f->ctx = e->context;
+    if (!f->ctx)
+        f->ctx = limit < 32768 ? limit : 32768;
+    f->rows = (uint32_t)o->v[OPT_ROWS].i;
+    f->budget = o->v[OPT_MEMORY_BUDGET].given ? o->v[OPT_MEMORY_BUDGET].size : f->machine.ram_available;
+    if (!f->budget)
+        return esp_fail(err, ESP_EIO,
+                        "the system does not say how much memory is available; give --memory-budget");
+    e->context = f->ctx;
+    e->max_seqs = f->rows;
+    e->kv_tokens = esp_fit_tokens(f->ctx, f->rows);
+    e->memory_budget = 0;
+    ESP_TRY(esp_engine_plan(session->model, e, &f->plan, err));
+    return esp_fit_search(f, err);
+}
+
 int esp_verb_fit(const struct esp_options *o)
 {
-    struct fit f = {.ctx = 0};
+    struct esp_session session = {.opt = o};
+    struct esp_fit f = {.session = &session};
     esp_error err = {0};
-    esp_status s = esp_session_open(&f.session, o, &err);
+    esp_status s = esp_session_open(&session, o, &err);
     bool fits = false;
 
     esp_machine_read(&f.machine);
     if (s == ESP_OK)
-        s = compute(&f, o, &err);
+        s = compute(&f, &session, &err);
     if (s == ESP_OK) {
         fits = f.plan.total <= f.budget;
         if (esp_out_is_json())
-            esp_out_json(document(&f, fits));
+            esp_out_json(esp_fit_document(&f));
         else
             table(&f, fits);
     }
-    esp_session_close(&f.session);
+    esp_session_close(&session);
     if (s != ESP_OK)
         return esp_report(s, &err);
     return fits ? 0 : ESP_EXIT_NO_FIT;

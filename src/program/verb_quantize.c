@@ -239,7 +239,9 @@ int esp_verb_perplexity_kl(const struct esp_options *o, const char *base, const 
     struct show show = {.what = ""};
     const esp_compare_opts c = {.window = (uint32_t)window,
                                 .threads = (uint32_t)o->v[OPT_THREADS].i,
-                                .kv = o->v[OPT_KV].given ? o->v[OPT_KV].s : NULL,
+                                .cache = {.kv = o->v[OPT_KV].given ? o->v[OPT_KV].s : NULL,
+                                          .kv_start = (uint32_t)o->v[OPT_KV_START].i,
+                                          .state = o->v[OPT_STATE].s},
                                 .progress = tell,
                                 .progress_user = &show};
     esp_comparison out[MAX_OPT_LIST];

@@ -6,7 +6,6 @@
  */
 #include "program/verbs.h"
 
-#include <math.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -16,25 +15,28 @@
 #include "base/hash.h"
 #include "base/map.h"
 #include "base/mem.h"
-#include "serve/serve.h"
-
-#include "program/machine.h"
+#include "program/fit.h"
 #include "program/output.h"
 #include "program/running.h"
+#include "program/sandbox.h"
+#include "program/serve_flags.h"
 #include "program/session.h"
 
-enum { MIN_CONTEXT = 4096, MAX_CONFIG = 1 << 20, MIN_SEQS = 16, PAGE = 256, MAX_CHECKPOINTS = 256 };
-#define HOST_MARGIN (UINT64_C(2) << 30) /* left to the system and the tokenizer's caches */
+enum { MAX_CONFIG = 1 << 20, MIN_SEQS = 16, PAGE = 256, MAX_CHECKPOINTS = 256 };
 
 struct serving {
     const struct esp_options *opt;
     struct esp_session session;
     struct esp_serve_opts o;
     esp_memory_plan plan;
-    char *config; /* text of the configuration file */
+    uint64_t budget;
+    json_t *report; /* of memory, for GET /fit; NULL: none */
+    char *config;   /* text of the configuration file */
     char id[256];
     char fingerprint[64];
     char url[300];
+    esp_error sandbox; /* why the second step failed, and the server ends */
+    bool stop;
 };
 
 static volatile sig_atomic_t hangup_seen;
@@ -43,115 +45,6 @@ static void on_hangup(int sig)
 {
     (void)sig;
     hangup_seen = 1;
-}
-
-/* ---- options ---- */
-
-/* Values of a repeatable flag, each of which may be a comma list. */
-static esp_status take_list(struct serving *v, enum esp_opt_id id, const char **out, size_t cap, size_t *n,
-                            esp_error *err)
-{
-    const struct esp_opt_value *value = &v->opt->v[id];
-
-    for (size_t i = 0; i < value->n; i++) {
-        const char *at = value->list[i];
-
-        while (*at) {
-            const size_t len = strcspn(at, ",");
-            char *copy;
-
-            if (*n == cap)
-                return esp_fail(err, ESP_EINVAL, "--%s: more than %zu values", esp_opt_get(id)->name, cap);
-            if (len) {
-                copy = esp_strndup(at, len); /* lives as long as the process: the server keeps it */
-                if (!copy)
-                    return esp_fail(err, ESP_ENOMEM, "no memory for --%s", esp_opt_get(id)->name);
-                out[(*n)++] = copy;
-            }
-            at += len + (at[len] == ',');
-        }
-    }
-    return ESP_OK;
-}
-
-static float given_or_nan(const struct esp_opt_value *v)
-{
-    return v->given ? (float)v->f : NAN;
-}
-
-static void take_answers(struct esp_serve_opts *o, const struct esp_opt_value *v)
-{
-    static const enum esp_serve_thinking thinking[] = {ESP_THINKING_ON, ESP_THINKING_OFF, ESP_THINKING_MODEL};
-
-    o->sampling = (struct esp_serve_sampling){
-        .temperature = given_or_nan(&v[OPT_TEMPERATURE]),
-        .top_p = given_or_nan(&v[OPT_TOP_P]),
-        .min_p = given_or_nan(&v[OPT_MIN_P]),
-        .repetition_penalty = given_or_nan(&v[OPT_REPEAT_PENALTY]),
-        .presence_penalty = given_or_nan(&v[OPT_PRESENCE_PENALTY]),
-        .frequency_penalty = given_or_nan(&v[OPT_FREQUENCY_PENALTY]),
-        .top_k = v[OPT_TOP_K].given ? (int32_t)v[OPT_TOP_K].i : -2,
-    };
-    o->max_tokens = (uint64_t)v[OPT_MAX_TOKENS].i;
-    o->thinking = thinking[v[OPT_THINKING].i];
-    o->messages_thinking_model = v[OPT_MESSAGES_THINKING].i == 1;
-    o->thinking_budget = v[OPT_THINKING_BUDGET].i;
-    o->stable_history = v[OPT_HISTORY].i == 1;
-    o->text_in_thinking = v[OPT_TOOL_IN_THINKING].i == 1;
-    o->late_system_error = v[OPT_LATE_SYSTEM].i == 1;
-    o->keep_attribution = !v[OPT_STRIP_ATTRIBUTION].on;
-    o->response_bytes = v[OPT_RESPONSE_STORE].size;
-    o->response_ttl = v[OPT_RESPONSE_TTL].f;
-    o->response_dir = v[OPT_RESPONSE_DIR].s;
-    o->replay_entries = (uint32_t)v[OPT_REPLAY_ENTRIES].i;
-    o->replay_bytes = v[OPT_REPLAY_BYTES].size;
-    o->strict_max_tokens = v[OPT_STRICT_MAX_TOKENS].on;
-}
-
-static esp_status take_network(struct serving *s, esp_error *err)
-{
-    struct esp_serve_opts *o = &s->o;
-    const struct esp_opt_value *v = s->opt->v;
-
-    ESP_TRY(take_list(s, OPT_HOST, o->hosts, ESP_SERVE_MAX_HOSTS, &o->n_host, err));
-    ESP_TRY(take_list(s, OPT_ALLOWED_HOSTS, o->allowed_hosts, ESP_SERVE_MAX_NAMES, &o->n_allowed_host, err));
-    ESP_TRY(take_list(s, OPT_CORS_ORIGINS, o->cors_origins, ESP_SERVE_MAX_NAMES, &o->n_cors, err));
-    for (size_t i = 0; i < v[OPT_ADAPTER].n && i < ESP_SERVE_MAX_NAMES; i++)
-        o->adapters[o->n_adapter++] = v[OPT_ADAPTER].list[i];
-    o->adapter_dir = v[OPT_ADAPTER_DIR].s;
-    ESP_TRY(take_list(s, OPT_ALIAS, o->aliases, ESP_SERVE_MAX_NAMES, &o->n_alias, err));
-    o->port = (uint16_t)v[OPT_PORT].i;
-    o->api_prefix = v[OPT_API_PREFIX].s;
-    if (o->api_prefix && (o->api_prefix[0] != '/' || o->api_prefix[strlen(o->api_prefix) - 1] == '/'))
-        return esp_fail(err, ESP_EINVAL, "--api-prefix: '%s' must begin with / and not end with it",
-                        o->api_prefix);
-    o->backlog = (uint32_t)v[OPT_BACKLOG].i;
-    o->max_connections = (uint32_t)v[OPT_MAX_CONNECTIONS].i;
-    o->insecure = v[OPT_INSECURE].on;
-    o->api_key = v[OPT_API_KEY].s;
-    o->api_key_file = v[OPT_API_KEY_FILE].s;
-    o->strict_model = v[OPT_MODEL_CHECK].i == 1;
-    o->no_metrics = !v[OPT_METRICS].on;
-    o->no_page = !v[OPT_UI].on;
-    o->metrics_public = v[OPT_METRICS_PUBLIC].on;
-    o->log_json = v[OPT_LOG_FORMAT].i == 1;
-    return ESP_OK;
-}
-
-static void take_limits(struct esp_serve_opts *o, const struct esp_opt_value *v)
-{
-    o->max_body = v[OPT_MAX_BODY].size;
-    o->max_messages = (uint32_t)v[OPT_MAX_MESSAGES].i;
-    o->max_prompt_bytes = v[OPT_MAX_PROMPT_BYTES].size;
-    o->stream_buffer = v[OPT_STREAM_BUFFER].size;
-    o->header_timeout = v[OPT_HEADER_TIMEOUT].f;
-    o->body_timeout = v[OPT_BODY_TIMEOUT].f;
-    o->write_timeout = v[OPT_WRITE_TIMEOUT].f;
-    o->keepalive_timeout = v[OPT_KEEPALIVE_TIMEOUT].f;
-    o->request_timeout = v[OPT_REQUEST_TIMEOUT].f;
-    o->shutdown_timeout = v[OPT_SHUTDOWN_TIMEOUT].f;
-    o->queue_timeout = v[OPT_QUEUE_TIMEOUT].f;
-    o->sse_ping = v[OPT_SSE_PING].f;
 }
 
 /* The last part of the path, without slashes at its end. */
@@ -181,15 +74,16 @@ static esp_status plan(struct serving *s, uint32_t context, uint64_t kv_tokens, 
     return esp_engine_plan(s->session.model, &s->session.engine_opts, &s->plan, err);
 }
 
-static uint64_t budget_of(const struct esp_opt_value *flag)
+/* What may be used: as said, or what is free but for a margin that is left to the system. */
+static uint64_t budget_of(const struct esp_opt_value *v)
 {
+    const uint64_t margin = v[OPT_FIT_MARGIN].size;
     struct esp_machine machine;
 
-    if (flag->given)
-        return flag->size;
+    if (v[OPT_MEMORY_BUDGET].given)
+        return v[OPT_MEMORY_BUDGET].size;
     esp_machine_read(&machine);
-    return machine.ram_available > 2 * HOST_MARGIN ? machine.ram_available - HOST_MARGIN
-                                                   : machine.ram_available;
+    return machine.ram_available / 2 > margin ? machine.ram_available - margin : machine.ram_available;
 }
 
 static uint64_t in_pages(uint64_t tokens)
@@ -199,15 +93,16 @@ static uint64_t in_pages(uint64_t tokens)
 
 /*
  * Rows, context and pages that fit: every row with a full context if memory allows, else fewer pages, shared
- * by need; and when not even one context fits, a shorter one, down to MIN_CONTEXT.
+ * by need; and when not even one context fits, a shorter one, down to --min-ctx.
  */
 static esp_status fit(struct serving *s, esp_error *err)
 {
     const struct esp_opt_value *v = s->opt->v;
     esp_engine_opts *e = &s->session.engine_opts;
     const uint32_t rows = (uint32_t)v[OPT_PARALLEL].i, most = s->session.info.context;
+    const uint32_t least = (uint32_t)v[OPT_MIN_CTX].i;
     uint32_t context = e->context ? e->context : most < 32768 ? most : 32768;
-    const uint64_t budget = budget_of(&v[OPT_MEMORY_BUDGET]);
+    const uint64_t budget = s->budget = budget_of(v);
     uint64_t kv = in_pages(context) * rows;
     char need[32], have[32];
 
@@ -221,8 +116,8 @@ static esp_status fit(struct serving *s, esp_error *err)
             kv = in_pages(context);
         ESP_TRY(plan(s, context, kv, err));
     }
-    while (s->plan.total > budget && !v[OPT_CTX].given && context > MIN_CONTEXT) {
-        context = context / 2 > MIN_CONTEXT ? context / 2 : MIN_CONTEXT;
+    while (s->plan.total > budget && !v[OPT_CTX].given && context > least) {
+        context = context / 2 > least ? context / 2 : least;
         ESP_TRY(plan(s, context, in_pages(context), err));
     }
     if (s->plan.total <= budget)
@@ -274,6 +169,22 @@ static void make_fingerprint(struct serving *s)
 
 /* ---- called by the server ---- */
 
+/* The report of what was just planned; without it GET /fit says that there is none. */
+static void make_report(struct serving *s)
+{
+    struct esp_fit f = {.session = &s->session,
+                        .plan = s->plan,
+                        .ctx = s->session.engine_opts.context,
+                        .rows = s->session.engine_opts.rows,
+                        .budget = s->budget};
+
+    esp_machine_read(&f.machine);
+    if (esp_fit_search(&f, NULL) == ESP_OK)
+        s->report = esp_fit_document(&f);
+    if (s->report)
+        json_object_set_new(s->report, "schema", json_string("espalier.fit.v1"));
+}
+
 static esp_status load(void *user, struct esp_serve_engine *out, esp_error *err)
 {
     struct serving *s = user;
@@ -282,20 +193,30 @@ static esp_status load(void *user, struct esp_serve_engine *out, esp_error *err)
     ESP_TRY(engine_opts(s, err));
     ESP_TRY(esp_session_engine(&s->session, err));
     make_fingerprint(s);
+    make_report(s);
     *out = (struct esp_serve_engine){.model = s->session.model,
                                      .engine = s->session.engine,
                                      .context = s->session.engine_opts.context,
                                      .rows = s->session.engine_opts.rows,
                                      .queue = s->session.engine_opts.queue,
-                                     .kv_tokens = s->session.engine_opts.kv_tokens};
+                                     .kv_tokens = s->session.engine_opts.kv_tokens,
+                                     .plan = s->plan,
+                                     .budget = s->budget};
     return ESP_OK;
+}
+
+static json_t *fit_report(void *user)
+{
+    struct serving *s = user;
+
+    return json_incref(s->report);
 }
 
 static unsigned poll_signals(void *user)
 {
-    unsigned what = esp_interrupted() ? ESP_SERVE_STOP : 0;
+    const struct serving *s = user;
+    unsigned what = esp_interrupted() || s->stop ? ESP_SERVE_STOP : 0;
 
-    (void)user;
     if (hangup_seen) {
         hangup_seen = 0;
         what |= ESP_SERVE_RELOAD;
@@ -347,9 +268,21 @@ static void print_ready(const struct serving *s)
 
 static void ready(void *user)
 {
-    const struct serving *s = user;
+    struct serving *s = user;
 
+    /* All threads are there and all addresses are listened on. */
+    if (s->opt->v[OPT_SECCOMP].on && esp_sandbox_enter(ESP_SANDBOX_SERVE, &s->sandbox) != ESP_OK) {
+        s->stop = true;
+        return;
+    }
     print_ready(s);
+    if (s->opt->v[OPT_READY_FD].given) {
+        const int fd = (int)s->opt->v[OPT_READY_FD].i;
+
+        if (write(fd, "ready\n", 6) != 6)
+            esp_say_warn("--ready-fd %d: nothing can be written there", fd);
+        close(fd);
+    }
     esp_running_add(json_pack("{s:s,s:s,s:I,s:I}", "url", s->url, "model", s->o.model_id, "context",
                               (json_int_t)s->session.engine_opts.context, "rows",
                               (json_int_t)s->session.engine_opts.rows));
@@ -481,6 +414,15 @@ static esp_status write_pid(const char *path, esp_error *err)
     return ESP_OK;
 }
 
+/* What others can make this process do is bounded by what it may do. */
+static esp_status restrict_process(const struct serving *s, esp_error *err)
+{
+    if (geteuid() == 0)
+        esp_say_warn(
+            "running as root: a server needs no privileges; give it a user of its own (doc/deploy.md)");
+    return s->opt->v[OPT_SECCOMP].on ? esp_sandbox_enter(ESP_SANDBOX_START, err) : ESP_OK;
+}
+
 static int run(struct serving *s, struct esp_options *o)
 {
     const char *pidfile;
@@ -490,10 +432,8 @@ static int run(struct serving *s, struct esp_options *o)
     if (status != ESP_OK)
         return esp_report(status, &err);
     esp_serve_defaults(&s->o);
-    take_limits(&s->o, o->v);
-    take_answers(&s->o, o->v);
     name_model(s);
-    status = take_network(s, &err);
+    status = esp_serve_flags(&s->o, o, &err);
     if (status != ESP_OK)
         return esp_report(status, &err);
     if (o->v[OPT_DRY_RUN].on)
@@ -503,13 +443,21 @@ static int run(struct serving *s, struct esp_options *o)
     s->o.poll = poll_signals;
     s->o.listening = listening;
     s->o.ready = ready;
+    s->o.fit = fit_report;
     s->o.log = log_line;
     s->o.kv = o->v[OPT_KV].s;
+    s->o.state = o->v[OPT_STATE].s;
     s->o.fingerprint = s->fingerprint;
     pidfile = o->v[OPT_PIDFILE].s;
     status = write_pid(pidfile, &err);
     if (status == ESP_OK)
+        status = restrict_process(s, &err);
+    if (status == ESP_OK)
         status = esp_serve(&s->o, &err);
+    if (status == ESP_OK && s->stop) {
+        err = s->sandbox;
+        status = err.status;
+    }
     esp_running_remove();
     if (pidfile)
         unlink(pidfile);
@@ -532,6 +480,7 @@ int esp_verb_serve(const struct esp_options *o)
         code = run(s, with_file);
         esp_session_close(&s->session);
         esp_free(s->config);
+        json_decref(s->report);
     }
     free(with_file);
     free(s);

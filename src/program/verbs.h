@@ -17,12 +17,14 @@ int esp_verb_generate(const struct esp_options *o);
 int esp_verb_tokenize(const struct esp_options *o);
 int esp_verb_detokenize(const struct esp_options *o);
 int esp_verb_perplexity(const struct esp_options *o);
+int esp_verb_eval(const struct esp_options *o);
 int esp_verb_quantize(const struct esp_options *o);
 int esp_verb_convert(const struct esp_options *o);
 int esp_verb_inspect(const struct esp_options *o);
 /* inspect --plan: bits and losses of a quantized model, as text or SVG. */
 int esp_inspect_plan(const struct esp_options *o);
 int esp_verb_bench(const struct esp_options *o);
+int esp_bench_serve(const struct esp_options *o); /* bench --serve */
 int esp_verb_fit(const struct esp_options *o);
 int esp_verb_ps(const struct esp_options *o);
 int esp_verb_stop(const struct esp_options *o);

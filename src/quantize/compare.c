@@ -209,6 +209,18 @@ struct models {
     struct esp_runner runner[MAX_OTHERS + 1];
 };
 
+static esp_status cache_of(const esp_compare_opts *o, size_t i, struct esp_runner_opts *out, esp_error *err)
+{
+    const esp_compare_cache *c = o->caches ? &o->caches[i] : &o->cache;
+
+    if (c->kv_start > o->window)
+        return esp_fail(err, ESP_EINVAL, "kv_start %u; at most the window, %u, is possible", c->kv_start,
+                        o->window);
+    out->kv = c->kv;
+    out->kv_start = c->kv_start;
+    return c->state ? esp_recurrent_parse(&out->state, c->state, err) : ESP_OK;
+}
+
 static esp_status open_all(struct models *m, const char *base, const char *const *other, size_t n_other,
                            const esp_compare_opts *o, esp_error *err)
 {
@@ -220,7 +232,8 @@ static esp_status open_all(struct models *m, const char *base, const char *const
         ESP_TRY(esp_model_open(&m->model[i], i ? other[i - 1] : base, &mo, err));
         ro.level = m->model[i]->level;
         ro.threads = m->model[i]->n_thread;
-        ro.kv = i ? o->kv : NULL;
+        if (i)
+            ESP_TRY(cache_of(o, i - 1, &ro, err));
         ESP_TRY(esp_runner_open(&m->runner[i], m->model[i]->net, &ro, err));
     }
     return ESP_OK;

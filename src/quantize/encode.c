@@ -14,24 +14,6 @@
 
 enum { TASK_BLOCKS = 4 }; /* about half a millisecond */
 
-static esp_viterbi_fn steps_of(enum esp_cpu_level level)
-{
-    switch (level) {
-#if defined(__x86_64__)
-    case ESP_CPU_AVX2:
-        return esp_viterbi_steps_avx2;
-    case ESP_CPU_AVX512:
-        return esp_viterbi_steps_avx512;
-#endif
-#if defined(__aarch64__)
-    case ESP_CPU_NEON:
-        return esp_viterbi_steps_neon;
-#endif
-    default:
-        return esp_viterbi_steps_ref;
-    }
-}
-
 void esp_encoder_destroy(struct esp_encoder *e)
 {
     if (!e)
@@ -53,7 +35,7 @@ esp_status esp_encoder_create(struct esp_encoder **out, struct esp_pool *pool, e
     if (!e)
         return esp_fail(err, ESP_ENOMEM, "trellis encoder: out of memory");
     e->pool = pool;
-    e->steps = steps_of(present);
+    e->steps = esp_viterbi_steps_of(present);
     e->code = esp_alloc_aligned(ESP_TRELLIS_BITS_MAX * sizeof *e->code, 64);
     if (esp_mul_size(&bytes, esp_pool_size(pool), sizeof *e->scratch))
         e->scratch = esp_alloc_aligned(bytes, 64);

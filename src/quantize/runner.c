@@ -18,7 +18,7 @@ esp_status esp_runner_open(struct esp_runner *r, struct esp_net *net, const stru
 {
     struct esp_plan_opts p = {
         .act = ESP_ACT_F32, .act_auto = o->act_auto, .max_seq = 1, .context = o->context};
-    const struct esp_pool_sizes z = {.n_page = (o->context + ESP_SPAN - 1) / ESP_SPAN + 1, .n_slot = 3};
+    struct esp_pool_sizes z = {.n_slot = 3};
     esp_status s;
 
     memset(r, 0, sizeof *r);
@@ -33,8 +33,11 @@ esp_status esp_runner_open(struct esp_runner *r, struct esp_net *net, const stru
         return esp_fail(err, ESP_ENOMEM, "runner: out of memory");
     }
     s = esp_kv_choose(&net->layout, &net->config, o->kv ? o->kv : "f32", err);
+    net->layout.kv_start = o->kv_start;
+    net->layout.state = o->state;
     if (s == ESP_OK)
         s = esp_layout_finish(&net->layout, err);
+    z.n_page = esp_layout_pages(&net->layout, o->context) + 1;
     if (s == ESP_OK)
         s = esp_cpu_open(&r->dev, o->level, o->threads ? o->threads : esp_core_count(), err);
     if (s == ESP_OK)

@@ -23,11 +23,13 @@ struct esp_runner {
 
 struct esp_runner_opts {
     enum esp_cpu_level level;
-    uint32_t threads; /* 0: one per core */
-    uint32_t context; /* longest list of tokens */
-    uint32_t max_tok; /* tokens of a pass; 0: 512 */
-    bool act_auto;    /* activations as the engine has them by default */
-    const char *kv;   /* cached keys and values; NULL: f32 */
+    uint32_t threads;         /* 0: one per core */
+    uint32_t context;         /* longest list of tokens */
+    uint32_t max_tok;         /* tokens of a pass; 0: 512 */
+    bool act_auto;            /* activations as the engine has them by default */
+    const char *kv;           /* cached keys and values; NULL: f32 */
+    uint32_t kv_start;        /* first positions that a coded kv keeps exact */
+    enum esp_recurrent state; /* how recurrent states are kept */
 };
 
 esp_status esp_runner_open(struct esp_runner *r, struct esp_net *net, const struct esp_runner_opts *o,

@@ -14,6 +14,24 @@
 
 #include "formats/trellis.h"
 
+esp_viterbi_fn esp_viterbi_steps_of(enum esp_cpu_level level)
+{
+    switch (level) {
+#if defined(__x86_64__)
+    case ESP_CPU_AVX2:
+        return esp_viterbi_steps_avx2;
+    case ESP_CPU_AVX512:
+        return esp_viterbi_steps_avx512;
+#endif
+#if defined(__aarch64__)
+    case ESP_CPU_NEON:
+        return esp_viterbi_steps_neon;
+#endif
+    default:
+        return esp_viterbi_steps_ref;
+    }
+}
+
 static void init_range(struct esp_viterbi_code *c, uint32_t k, uint32_t range)
 {
     const uint32_t n_edge = ESP_VITERBI_STATES >> k, n_branch = 1u << k;

@@ -23,6 +23,7 @@
 #include <stdint.h>
 
 #include "formats/trellis.h"
+#include "kernels/kernels.h"
 
 enum {
     ESP_VITERBI_STATE_BITS = ESP_TRELLIS_STATE_BITS,
@@ -82,6 +83,9 @@ uint32_t esp_viterbi_steps_avx512(const struct esp_viterbi_code *c, const int16_
 uint32_t esp_viterbi_steps_neon(const struct esp_viterbi_code *c, const int16_t *x, uint32_t n,
                                 uint32_t first, uint32_t every, uint16_t *cost);
 #endif
+
+/* The fastest of these for a level. */
+esp_viterbi_fn esp_viterbi_steps_of(enum esp_cpu_level level);
 
 /* What one thread needs to search a block; k = 1 has 2048 edges. */
 struct esp_viterbi_scratch {

@@ -5,10 +5,12 @@
  */
 #include "serve/adapters.h"
 
+#include <dirent.h>
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include "base/mem.h"
 
@@ -26,6 +28,7 @@ struct mounted {
     uint32_t refs;
     uint64_t requests;
     bool standard; /* used by requests that name none */
+    bool leaving;  /* taken away as soon as nobody uses it; requests may not name it any more */
 };
 
 struct esp_mounts {
@@ -141,7 +144,7 @@ static void add(struct esp_fields *f, struct esp_gen *g, const struct esp_server
     const struct mounted *m = find(s->adapters, id, len);
     const size_t used = strlen(g->adapter);
 
-    if (!m) {
+    if (!m || m->leaving) {
         esp_api_fail(f->e, "adapter_not_found", "adapter", "adapter: '%.*s' is not mounted here", (int)len,
                      id);
         return;
@@ -208,7 +211,7 @@ bool esp_mounts_known(const struct esp_server *s, const char *model)
 static void add_defaults(struct esp_fields *f, struct esp_gen *g, const struct esp_server *s)
 {
     for (size_t i = 0; s->adapters && i < MAX_MOUNTED; i++)
-        if (s->adapters->v[i].adapter && s->adapters->v[i].standard)
+        if (s->adapters->v[i].adapter && s->adapters->v[i].standard && !s->adapters->v[i].leaving)
             add(f, g, s, s->adapters->v[i].id, strlen(s->adapters->v[i].id), 1);
 }
 
@@ -235,17 +238,38 @@ void esp_mounts_read(struct esp_fields *f, struct esp_gen *g, const struct esp_s
         add_defaults(f, g, s);
 }
 
+static struct mounted *mounted_as(const struct esp_server *s, const esp_adapter *adapter)
+{
+    for (size_t i = 0; s->adapters && i < MAX_MOUNTED; i++)
+        if (s->adapters->v[i].adapter == adapter)
+            return &s->adapters->v[i];
+    return NULL;
+}
+
+void esp_mounts_hold(struct esp_server *s, const esp_adapter_use *v, uint32_t n, int by)
+{
+    for (uint32_t k = 0; k < n; k++) {
+        struct mounted *m = v[k].adapter ? mounted_as(s, v[k].adapter) : NULL;
+
+        if (!m)
+            continue;
+        m->refs = by > 0 ? m->refs + 1 : m->refs - 1;
+        if (m->leaving && m->refs == 0) {
+            esp_adapter_close(m->adapter);
+            m->adapter = NULL;
+        }
+    }
+}
+
 void esp_mounts_use(struct esp_server *s, const struct esp_gen *g, int by)
 {
-    for (uint32_t k = 0; k < g->n_adapter; k++)
-        for (size_t i = 0; i < MAX_MOUNTED; i++) {
-            struct mounted *m = &s->adapters->v[i];
+    for (uint32_t k = 0; by > 0 && k < g->n_adapter; k++) {
+        struct mounted *m = mounted_as(s, g->adapters[k].adapter);
 
-            if (m->adapter != g->adapters[k].adapter)
-                continue;
-            m->refs = by > 0 ? m->refs + 1 : m->refs - 1;
-            m->requests += by > 0;
-        }
+        if (m)
+            m->requests++;
+    }
+    esp_mounts_hold(s, g->adapters, g->n_adapter, by);
 }
 
 /* ---- routes ---- */
@@ -410,17 +434,142 @@ void esp_post_adapters(struct esp_call *c)
     }
 }
 
+/* Take away the adapter called id; what says in which field it was named. True: nothing is left to say. */
+static bool take_away(struct esp_call *c, const char *id, const char *what, bool drain)
+{
+    struct mounted *m = find(c->s->adapters, id, strlen(id));
+
+    if (!m)
+        return esp_api_fail(&c->e, "adapter_not_found", what, "adapter '%.100s' is not mounted here", id);
+    if (m->refs && !drain)
+        return esp_api_fail(&c->e, "adapter_in_use", what, "adapter '%s' is in use by %u requests", m->id,
+                            m->refs);
+    if (m->refs) {
+        m->leaving = true;
+        return true;
+    }
+    esp_adapter_close(m->adapter);
+    m->adapter = NULL;
+    return true;
+}
+
 void esp_delete_adapter(struct esp_call *c)
 {
-    struct mounted *m = find(c->s->adapters, c->params[0], strlen(c->params[0]));
+    char drain[8] = "";
 
-    if (!m) {
-        esp_api_fail(&c->e, "adapter_not_found", NULL, "adapter '%.100s' is not mounted here", c->params[0]);
-    } else if (m->refs) {
-        esp_api_fail(&c->e, "adapter_in_use", NULL, "adapter '%s' is in use by %u requests", m->id, m->refs);
-    } else {
-        esp_adapter_close(m->adapter);
-        m->adapter = NULL;
+    esp_http_query(c->r->head.query, "drain", drain, sizeof drain);
+    if (take_away(c, c->params[0], NULL, strcmp(drain, "true") == 0 || strcmp(drain, "1") == 0))
         esp_reply_empty(c, 204);
+}
+
+/* The names that another server's clients use: the same bodies under other keys. */
+void esp_load_lora(struct esp_call *c)
+{
+    json_t *name = json_object_get(c->body, "lora_name"), *path = json_object_get(c->body, "lora_path");
+
+    if (name)
+        json_object_set(c->body, "id", name);
+    if (path)
+        json_object_set(c->body, "path", path);
+    esp_post_adapters(c);
+}
+
+void esp_unload_lora(struct esp_call *c)
+{
+    const char *name = NULL;
+    struct esp_fields f;
+
+    esp_fields_init(&f, c->body, "", &c->e);
+    if (!esp_field_string(&f, "lora_name", &name)) {
+        if (!c->e.http)
+            esp_api_fail(&c->e, "missing_field", "lora_name", "lora_name: a string is needed");
+        return;
+    }
+    if (take_away(c, name, "lora_name", false))
+        esp_reply_json(c, 200, json_pack("{s:s,s:b}", "lora_name", name, "unloaded", 1));
+}
+
+/* ---- folders that could be mounted ---- */
+
+struct looking {
+    struct esp_call *c;
+    json_t *list;
+};
+
+static void look_at(struct looking *l, const char *name)
+{
+    const char *base = l->c->s->o.adapter_dir;
+    char path[2 * PATH_MAX];
+    esp_adapter *adapter = NULL;
+    esp_adapter_info info = {0};
+    esp_error err = {0};
+    struct stat st;
+    bool ok;
+
+    snprintf(path, sizeof path, "%s/%s", base, name);
+    if (name[0] == '.' || stat(path, &st) != 0 || !S_ISDIR(st.st_mode))
+        return;
+    ok = esp_adapter_open(&adapter, l->c->s->model, path, &err) == ESP_OK;
+    if (ok)
+        esp_adapter_describe(adapter, &info);
+    esp_adapter_close(adapter);
+    if (!ok && err.status == ESP_ENOTFOUND)
+        return; /* no adapter at all */
+    json_array_append_new(l->list,
+                          json_pack("{s:s,s:s,s:b,s:s?,s:I,s:I}", "id", name, "path", name, "compatible", ok,
+                                    "reason", ok ? NULL : err.message, "rank", (json_int_t)info.max_rank,
+                                    "size_bytes", (json_int_t)info.bytes));
+}
+
+static esp_status look_around(void *arg, esp_error *err)
+{
+    struct looking *l = arg;
+    DIR *dir = opendir(l->c->s->o.adapter_dir);
+
+    if (!dir)
+        return esp_fail(err, ESP_EIO, "the folder of adapters cannot be read");
+    for (const struct dirent *f = readdir(dir); f && json_array_size(l->list) < MAX_MOUNTED; f = readdir(dir))
+        look_at(l, f->d_name);
+    closedir(dir);
+    return ESP_OK;
+}
+
+static void looked(void *arg, esp_status status, const esp_error *err)
+{
+    struct looking *l = arg;
+    struct esp_call *c = l->c;
+
+    if (status == ESP_OK) {
+        esp_reply_json(c, 200, json_pack("{s:s,s:O}", "object", "list", "adapters", l->list));
+    } else {
+        esp_api_fail(&c->e, "internal_error", NULL, "%s", err->message);
+        esp_reply_error(c);
+    }
+    json_decref(l->list);
+    esp_free(l);
+    esp_call_job_ended(c);
+}
+
+void esp_get_available(struct esp_call *c)
+{
+    struct looking *l;
+    esp_error err;
+
+    if (!c->s->o.adapter_dir) {
+        esp_reply_json(c, 200, json_pack("{s:s,s:[]}", "object", "list", "adapters"));
+        return;
+    }
+    l = esp_alloc(sizeof *l);
+    if (!l) {
+        esp_api_fail(&c->e, "device_lost", NULL, "no memory for the request");
+        return;
+    }
+    *l = (struct looking){c, json_array()};
+    c->n_job++;
+    if (esp_background_run(c->s->background, look_around, looked, l, &err) != ESP_OK) {
+        c->n_job--;
+        esp_api_fail(&c->e, "queue_full", NULL, "%s", err.message);
+        json_decref(l->list);
+        esp_free(l);
     }
 }

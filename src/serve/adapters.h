@@ -20,6 +20,8 @@ void esp_mounts_close(struct esp_mounts *a);
 void esp_mounts_read(struct esp_fields *f, struct esp_gen *g, const struct esp_server *s);
 /* A job uses what its settings name; and has ended. */
 void esp_mounts_use(struct esp_server *s, const struct esp_gen *g, int by);
+/* The same adapters must not go while something waits that will use them: by 1, and then -1. */
+void esp_mounts_hold(struct esp_server *s, const esp_adapter_use *v, uint32_t n, int by);
 /* Whether a model's name means one of them, alone or behind "base:". */
 bool esp_mounts_known(const struct esp_server *s, const char *model);
 /* Entries for GET /v1/adapters; as models for GET /v1/models, with parent. New arrays. */

@@ -24,6 +24,13 @@ static void sum_drafts(const struct esp_job *j, uint64_t *tried, uint64_t *right
     }
 }
 
+uint64_t esp_cache_written(const struct esp_job *j)
+{
+    const size_t to = j->n_pin && !j->gen->no_cache ? j->pins[j->n_pin - 1].at : 0;
+
+    return to > j->n_cached ? to - j->n_cached : 0;
+}
+
 json_t *esp_usage_json(const struct esp_job *j)
 {
     uint64_t output = sum_tokens(j), reasoning = 0, tried, right;
@@ -62,25 +69,48 @@ json_t *esp_timings_json(const struct esp_job *j)
                      "draft_n_accepted", (json_int_t)right);
 }
 
-static const char *cache_reason(const struct esp_job *j)
+const char *esp_cache_reason(const struct esp_job *j)
 {
-    if (j->gen->no_cache)
+    enum {
+        SURE = 64
+    }; /* tokens in common that no two texts have by chance: a template's beginning is shorter */
+
+    if (j->gen->no_cache || j->gen->score)
         return "disabled";
+    if (j->n_cached == 0 && j->n_matched > 0)
+        return "no_checkpoint_before_divergence";
     if (j->n_cached == 0)
-        return "cold";
+        return j->agreed >= SURE ? "evicted" : j->adapter_differs ? "adapter_differs" : "cold";
     return j->n_cached + 1 >= j->prompt.n ? "full_hit" : "partial_hit";
+}
+
+json_t *esp_progress_json(const struct esp_job *j)
+{
+    return json_pack("{s:I,s:I,s:I,s:I}", "total", (json_int_t)j->prompt.n, "cached", (json_int_t)j->n_cached,
+                     "processed", (json_int_t)j->processed, "time_ms",
+                     (json_int_t)(1000 * (esp_serve_now() - j->started)));
 }
 
 json_t *esp_ext_json(const struct esp_job *j)
 {
     const struct esp_gen *g = j->gen;
 
+    json_t *v;
+
     if (j->timed_out)
         esp_gen_warn(j->gen, "timeout");
-    return json_pack(
-        "{s:I,s:o,s:O,s:O,s:o,s:{s:I,s:I,s:I,s:s,s:s}}", "seed", (json_int_t)g->sampling.seed, "adapter",
-        g->adapter[0] ? json_string(g->adapter) : json_null(), "ignored", g->ignored, "warnings", g->warnings,
-        "max_tokens_clamped_to", g->clamped_to >= 0 ? json_integer(g->clamped_to) : json_null(), "cache",
-        "matched_tokens", (json_int_t)j->n_cached, "reused_tokens", (json_int_t)j->n_cached, "checkpoint_at",
-        (json_int_t)j->n_cached, "tier", j->n_cached ? "ram" : "none", "reason", cache_reason(j));
+    v = json_pack("{s:I,s:o,s:O,s:O,s:o,s:{s:I,s:I,s:I,s:s,s:s}}", "seed", (json_int_t)g->sampling.seed,
+                  "adapter", g->adapter[0] ? json_string(g->adapter) : json_null(), "ignored", g->ignored,
+                  "warnings", g->warnings, "max_tokens_clamped_to",
+                  g->clamped_to >= 0 ? json_integer(g->clamped_to) : json_null(), "cache", "matched_tokens",
+                  (json_int_t)(j->n_matched > j->n_cached ? j->n_matched : j->n_cached), "reused_tokens",
+                  (json_int_t)j->n_cached, "checkpoint_at", (json_int_t)j->n_cached, "tier",
+                  j->n_cached == 0 ? "none"
+                  : j->from_file   ? "disk"
+                                   : "ram",
+                  "reason", esp_cache_reason(j));
+    if (g->debug_cache)
+        json_object_set_new(json_object_get(v, "cache"), "divergence",
+                            j->divergence ? json_incref(j->divergence) : json_null());
+    return v;
 }

@@ -79,7 +79,15 @@ static void send_delta(struct esp_choice *c, json_t *delta, json_t *rows)
     esp_sse_data(c->job->call, NULL, chunk(c->job, choice));
 }
 
-static const char *const reasoning_names[] = {"reasoning_content", "reasoning"};
+/* The reasoning under the names that the server was told to use; text is released. */
+static void set_reasoning(const struct esp_server *s, json_t *v, json_t *text)
+{
+    if (s->o.reasoning_field != ESP_REASONING_PLAIN)
+        json_object_set(v, "reasoning_content", text);
+    if (s->o.reasoning_field != ESP_REASONING_CONTENT)
+        json_object_set(v, "reasoning", text);
+    json_decref(text);
+}
 
 static void on_text(struct esp_choice *c, enum esp_turn_what what, const char *s, size_t len)
 {
@@ -92,7 +100,8 @@ static void on_text(struct esp_choice *c, enum esp_turn_what what, const char *s
         delta = json_pack("{s:o}", "content", esp_text_json(s, len));
         send_delta(c, delta, esp_choice_rows(c, false));
     } else if (a->p.include_reasoning) {
-        delta = json_pack("{s:o}", reasoning_names[0], esp_text_json(s, len));
+        delta = json_object();
+        set_reasoning(c->job->s, delta, esp_text_json(s, len));
         send_delta(c, delta, NULL);
     }
 }
@@ -186,8 +195,7 @@ static json_t *choice_json(struct esp_choice *c)
     message = json_pack("{s:s,s:o}", "role", "assistant", "content",
                         none ? json_null() : esp_text_json(esp_strbuf_str(&c->content), c->content.len));
     if (c->reasoning.len && a->p.include_reasoning)
-        json_object_set_new(message, reasoning_names[0],
-                            esp_text_json(esp_strbuf_str(&c->reasoning), c->reasoning.len));
+        set_reasoning(c->job->s, message, esp_text_json(esp_strbuf_str(&c->reasoning), c->reasoning.len));
     if (json_array_size(calls))
         json_object_set(message, "tool_calls", calls);
     json_decref(calls);
@@ -201,7 +209,6 @@ static void on_done(struct esp_job *j)
     struct chat *a = chat_of(j);
     struct esp_call *c = j->call;
     json_t *choices;
-    char ms[32];
 
     for (uint32_t i = 0; i < j->n && !j->e.http; i++)
         esp_replay_keep(j->s->replay, &j->choices[i], NULL);
@@ -210,25 +217,32 @@ static void on_done(struct esp_job *j)
         return;
     }
     if (j->e.http) {
-        c->e = j->e;
-        memset(&j->e, 0, sizeof j->e);
-        esp_reply_error(c);
+        esp_reply_job_error(j);
         return;
     }
     choices = json_array();
     for (uint32_t i = 0; i < j->n; i++)
         json_array_append_new(choices, choice_json(&j->choices[i]));
-    snprintf(ms, sizeof ms, "%.1f", c->queue_ms);
-    esp_http_header(c->r, "x-espalier-queue-ms", ms);
-    esp_reply_json(c, 200,
-                   json_pack("{s:s,s:s,s:I,s:o,s:o,s:o,s:o,s:o,s:o}", "id", a->id, "object",
-                             "chat.completion", "created", (json_int_t)a->created, "model",
-                             esp_model_name(j->s, a->gen.adapter), "system_fingerprint",
-                             esp_fingerprint(j->s), "choices", choices, "usage", esp_usage_json(j), "timings",
-                             esp_timings_json(j), "ext", esp_ext_json(j)));
+    esp_reply_answer(c, json_pack("{s:s,s:s,s:I,s:o,s:o,s:o,s:o,s:o,s:o}", "id", a->id, "object",
+                                  "chat.completion", "created", (json_int_t)a->created, "model",
+                                  esp_model_name(j->s, a->gen.adapter), "system_fingerprint",
+                                  esp_fingerprint(j->s), "choices", choices, "usage", esp_usage_json(j),
+                                  "timings", esp_timings_json(j), "ext", esp_ext_json(j)));
 }
 
-static const struct esp_sink sink = {on_text, on_tool, on_ended, on_done};
+static void on_progress(struct esp_job *j)
+{
+    json_t *v;
+
+    if (!j->gen->stream || !j->gen->progress)
+        return;
+    v = chunk(j, NULL);
+    json_object_set_new(v, "prompt_progress", esp_progress_json(j));
+    esp_sse_data(j->call, NULL, v);
+}
+
+static const struct esp_sink sink = {
+    .text = on_text, .tool = on_tool, .progress = on_progress, .ended = on_ended, .done = on_done};
 
 static void ping(struct esp_call *c)
 {
@@ -310,11 +324,6 @@ static struct chat *make_chat(struct esp_call *c)
 
 static void begin_stream(struct esp_job *j)
 {
-    struct esp_call *c = j->call;
-
-    esp_sse_begin(c);
-    c->ping = ping;
-    c->ping_interval = j->gen->ping;
     for (uint32_t i = 0; i < j->n; i++)
         send_delta(&j->choices[i], json_pack("{s:s,s:s}", "role", "assistant", "content", ""), NULL);
 }
@@ -322,32 +331,23 @@ static void begin_stream(struct esp_job *j)
 void esp_chat_completions(struct esp_call *c)
 {
     struct chat *a = make_chat(c);
-    struct esp_prompt prompt;
-    struct esp_job *j = NULL;
-    uint64_t limit = 0;
 
-    if (!a || !read_chat(c, a) || !esp_prompt_chat(&prompt, &a->p, &a->gen, c->s, &c->e))
-        return;
-    if (esp_job_limit(c->s, &a->gen, prompt.ids.n, &limit, &c->e)) {
-        struct esp_job_opts o = esp_prompt_job(c, &prompt, &a->p, &a->gen);
-
-        o.sink = &sink;
-        o.call_prefix = "call_";
-        if (esp_job_start(&j, &o, limit, &c->e) && a->gen.stream)
-            begin_stream(j);
-    }
-    esp_prompt_free(&prompt);
+    if (a && read_chat(c, a))
+        esp_start_chat(&(struct esp_start){.call = c,
+                                           .gen = &a->gen,
+                                           .p = &a->p,
+                                           .sink = &sink,
+                                           .call_prefix = "call_",
+                                           .begin = begin_stream,
+                                           .ping = ping});
 }
 
 void esp_input_tokens(struct esp_call *c)
 {
     struct chat *a = make_chat(c);
-    struct esp_prompt prompt;
+    uint64_t n;
 
-    if (!a || !read_chat(c, a) || !esp_prompt_chat(&prompt, &a->p, NULL, c->s, &c->e))
-        return;
-    esp_reply_json(
-        c, 200,
-        json_pack("{s:s,s:I}", "object", "response.input_tokens", "input_tokens", (json_int_t)prompt.ids.n));
-    esp_prompt_free(&prompt);
+    if (a && read_chat(c, a) && esp_start_count(c, &a->p, &n))
+        esp_reply_json(
+            c, 200, json_pack("{s:s,s:I}", "object", "response.input_tokens", "input_tokens", (json_int_t)n));
 }

@@ -13,6 +13,7 @@
 #include "base/utf8.h"
 #include "engine/chat.h"
 
+#include "serve/adapters.h"
 #include "serve/constrain.h"
 #include "serve/params.h"
 #include "serve/route.h"
@@ -28,6 +29,8 @@ struct completion {
     size_t n_prompt, n_done;
     struct esp_ids prompts[MAX_PROMPTS];
     struct esp_strbuf echoes[MAX_PROMPTS];        /* text of a prompt, with echo */
+    json_t *scores[MAX_PROMPTS];                  /* rows of its tokens, with echo and logprobs */
+    bool echoed[MAX_PROMPTS];                     /* sent, in a stream */
     json_t *choices;                              /* [n_prompt * n], whole answers */
     uint64_t sent[MAX_PROMPTS * ESP_MAX_CHOICES]; /* characters so far, for text_offset */
     json_t *usage, *timings, *ext;
@@ -41,6 +44,7 @@ static void free_completion(void *answer)
     for (size_t i = 0; i < a->n_prompt; i++) {
         esp_ids_free(&a->prompts[i]);
         esp_strbuf_free(&a->echoes[i]);
+        json_decref(a->scores[i]);
     }
     json_decref(a->choices);
     json_decref(a->usage);
@@ -76,7 +80,7 @@ static json_t *legacy_logprobs(struct completion *a, size_t number, json_t *rows
     {
         const json_t *list = json_object_get(row, "top_logprobs"), *t;
         const json_t *text = json_object_get(row, "token");
-        json_t *top = json_object();
+        json_t *top = list ? json_object() : json_null(); /* nothing stands in front of the first token */
         size_t k;
 
         json_array_append(tokens, (json_t *)text);
@@ -97,11 +101,21 @@ static json_t *legacy_logprobs(struct completion *a, size_t number, json_t *rows
                      "text_offset", offsets);
 }
 
+/* Those of an answer; in a whole one those of the prompt come first. */
 static json_t *logprobs_json(struct esp_choice *c, size_t number, bool all)
 {
-    json_t *rows = esp_choice_rows(c, all);
+    struct completion *a = completion_of(c->job);
+    json_t *rows = esp_choice_rows(c, all), *both;
 
-    return rows ? legacy_logprobs(completion_of(c->job), number, rows) : json_null();
+    if (!rows)
+        return json_null();
+    if (a->scores[c->job->index] && !a->gen.stream) {
+        both = json_copy(a->scores[c->job->index]);
+        json_array_extend(both, rows);
+        json_decref(rows);
+        rows = both;
+    }
+    return legacy_logprobs(a, number, rows);
 }
 
 static json_t *object_json(const struct esp_call *call, json_t *choices)
@@ -118,13 +132,49 @@ static size_t number_of(const struct esp_choice *c)
     return (size_t)c->job->index * c->job->n + c->index;
 }
 
-static void send(const struct esp_call *call, json_t *choice, json_t *usage)
+static void send(const struct esp_call *call, json_t *choice)
 {
-    json_t *list = choice ? json_pack("[o]", choice) : json_array(), *v = object_json(call, list);
+    json_t *v = object_json(call, json_pack("[o]", choice));
 
-    if (usage || ((const struct completion *)call->answer)->include_usage)
-        json_object_set_new(v, "usage", usage ? usage : json_null());
+    if (((const struct completion *)call->answer)->include_usage)
+        json_object_set_new(v, "usage", json_null());
     esp_sse_data((struct esp_call *)call, NULL, v);
+}
+
+/* The prompt, in front of its answers. */
+static void send_echo(struct esp_job *j)
+{
+    struct completion *a = completion_of(j);
+    const struct esp_strbuf *echo = &a->echoes[j->index];
+
+    if (!a->gen.stream || !a->echo || a->echoed[j->index])
+        return;
+    a->echoed[j->index] = true;
+    for (uint32_t k = 0; k < j->n && echo->len; k++) {
+        const size_t number = (size_t)j->index * j->n + k;
+        json_t *rows = json_incref(a->scores[j->index]);
+
+        send(j->call, json_pack("{s:i,s:o,s:o,s:n}", "index", (int)number, "text",
+                                esp_text_json(esp_strbuf_str(echo), echo->len), "logprobs",
+                                rows ? legacy_logprobs(a, number, rows) : json_null(), "finish_reason"));
+    }
+}
+
+static void on_progress(struct esp_job *j)
+{
+    json_t *v;
+
+    send_echo(j);
+    if (!j->gen->stream || !j->gen->progress)
+        return;
+    v = object_json(j->call, json_array());
+    json_object_set_new(v, "prompt_progress", esp_progress_json(j));
+    esp_sse_data(j->call, NULL, v);
+}
+
+static void on_prompt(struct esp_job *j, const struct esp_service_event *x)
+{
+    json_array_append_new(completion_of(j)->scores[j->index], esp_logprob_row(j, x));
 }
 
 static void on_text(struct esp_choice *c, enum esp_turn_what what, const char *s, size_t len)
@@ -132,8 +182,7 @@ static void on_text(struct esp_choice *c, enum esp_turn_what what, const char *s
     if (completion_of(c->job)->gen.stream && what == ESP_TURN_CONTENT)
         send(c->job->call,
              json_pack("{s:i,s:o,s:o,s:n}", "index", (int)number_of(c), "text", esp_text_json(s, len),
-                       "logprobs", logprobs_json(c, number_of(c), false), "finish_reason"),
-             NULL);
+                       "logprobs", logprobs_json(c, number_of(c), false), "finish_reason"));
 }
 
 static json_t *stop_reason(const struct esp_choice *c)
@@ -165,7 +214,7 @@ static void on_ended(struct esp_choice *c)
                        "stop_reason", stop_reason(c));
     esp_strbuf_free(&text);
     if (a->gen.stream)
-        send(c->job->call, choice, NULL);
+        send(c->job->call, choice);
     else
         json_array_set_new(a->choices, number_of(c), choice);
 }
@@ -201,8 +250,13 @@ static void end_all(struct esp_call *c)
     json_t *v;
 
     if (a->gen.stream) {
-        if (a->include_usage)
-            send(c, NULL, json_incref(a->usage));
+        if (a->include_usage) { /* the last chunk has all numbers, as a whole answer does */
+            v = object_json(c, json_array());
+            json_object_set(v, "usage", a->usage);
+            json_object_set(v, "timings", a->timings);
+            json_object_set(v, "ext", a->ext);
+            esp_sse_data(c, NULL, v);
+        }
         esp_sse_line(c, "data: [DONE]");
         esp_sse_end(c);
         return;
@@ -211,7 +265,7 @@ static void end_all(struct esp_call *c)
     json_object_set(v, "usage", a->usage);
     json_object_set(v, "timings", a->timings);
     json_object_set(v, "ext", a->ext);
-    esp_reply_json(c, 200, v);
+    esp_reply_answer(c, v);
 }
 
 static void on_done(struct esp_job *j)
@@ -246,7 +300,8 @@ static void on_done(struct esp_job *j)
     }
 }
 
-static const struct esp_sink sink = {on_text, NULL, on_ended, on_done};
+static const struct esp_sink sink = {
+    .text = on_text, .progress = on_progress, .prompt = on_prompt, .ended = on_ended, .done = on_done};
 
 static void ping(struct esp_call *c)
 {
@@ -313,9 +368,7 @@ static bool read_request(struct esp_call *c, struct completion *a)
     if (esp_field_any(&f, "suffix"))
         esp_api_fail(&c->e, "unsupported_value", "suffix",
                      "suffix: fill-in-the-middle is not in this version");
-    if (a->echo && a->gen.logprobs)
-        esp_api_fail(&c->e, "unsupported_value", "echo",
-                     "echo: log-probabilities of the prompt are not in this version");
+    a->gen.score = a->echo && a->gen.logprobs;
     if (esp_field_object(&f, "stream_options", &options)) {
         esp_fields_init(&s, options, "stream_options.", &c->e);
         esp_field_bool(&s, "include_usage", &a->include_usage);
@@ -332,12 +385,27 @@ static bool read_request(struct esp_call *c, struct completion *a)
     return !c->e.http && esp_model_check(c, json_object_get(c->body, "model"));
 }
 
+/* The first token's row: nothing stands in front of it. */
+static json_t *first_row(const struct esp_call *c, uint32_t id)
+{
+    struct esp_strbuf text;
+    json_t *v;
+
+    esp_strbuf_init(&text, 4 * ESP_LIMIT_TOKEN_BYTES);
+    esp_detok_decode(esp_model_tokenizer(c->s->model), &id, 1, 0, &text, NULL);
+    v = json_pack("{s:o,s:n}", "token", esp_text_json(esp_strbuf_str(&text), text.len), "logprob");
+    esp_strbuf_free(&text);
+    return v;
+}
+
 static void make_echoes(struct esp_call *c, struct completion *a)
 {
     for (size_t i = 0; a->echo && i < a->n_prompt; i++) {
         esp_detok_decode(esp_model_tokenizer(c->s->model), a->prompts[i].data, a->prompts[i].n, 0,
                          &a->echoes[i], NULL);
-        for (uint32_t k = 0; k < a->gen.n; k++)
+        if (a->gen.score && a->prompts[i].n)
+            a->scores[i] = json_pack("[o]", first_row(c, a->prompts[i].data[0]));
+        for (uint32_t k = 0; k < a->gen.n && !a->gen.score; k++)
             a->sent[i * a->gen.n + k] = characters(esp_strbuf_str(&a->echoes[i]), a->echoes[i].len);
     }
 }
@@ -347,8 +415,6 @@ static bool start_all(struct esp_call *c, struct completion *a)
 {
     uint64_t limits[MAX_PROMPTS];
 
-    if (!esp_constrain_compile(c->s, &a->gen, NULL, false, &c->e))
-        return false;
     for (size_t i = 0; i < a->n_prompt; i++)
         if (!esp_job_limit(c->s, &a->gen, a->prompts[i].n, &limits[i], &c->e))
             return false;
@@ -369,15 +435,24 @@ static bool start_all(struct esp_call *c, struct completion *a)
     return true;
 }
 
-static void send_echoes(struct esp_call *c, const struct completion *a)
+static void grammar_known(void *user)
 {
-    for (size_t i = 0; a->echo && i < a->n_prompt; i++)
-        for (uint32_t k = 0; k < a->gen.n && a->echoes[i].len; k++)
-            send(c,
-                 json_pack("{s:i,s:o,s:n,s:n}", "index", (int)(i * a->gen.n + k), "text",
-                           esp_text_json(esp_strbuf_str(&a->echoes[i]), a->echoes[i].len), "logprobs",
-                           "finish_reason"),
-                 NULL);
+    struct esp_call *c = user;
+    struct completion *a = c->answer;
+
+    if (c->r && !c->e.http && start_all(c, a)) {
+        if (a->gen.stream) {
+            esp_sse_begin(c);
+            c->ping = ping;
+            c->ping_interval = a->gen.ping;
+        }
+    } else {
+        esp_jobs_cancel_call(c, ESP_JOB_ASKED);
+    }
+    if (c->e.http && !c->streaming)
+        esp_reply_error(c);
+    esp_mounts_hold(c->s, a->gen.adapters, a->gen.n_adapter, -1);
+    esp_call_job_ended(c);
 }
 
 void esp_completions(struct esp_call *c)
@@ -400,14 +475,8 @@ void esp_completions(struct esp_call *c)
     for (size_t i = 0; i < a->n_prompt * a->gen.n; i++)
         json_array_append_new(a->choices, json_null());
     make_echoes(c, a);
-    if (!start_all(c, a)) {
-        esp_jobs_cancel_call(c, ESP_JOB_ASKED);
-        return;
-    }
-    if (a->gen.stream) {
-        esp_sse_begin(c);
-        c->ping = ping;
-        c->ping_interval = a->gen.ping;
-        send_echoes(c, a);
-    }
+    c->n_job++;
+    esp_mounts_hold(c->s, a->gen.adapters, a->gen.n_adapter, 1);
+    esp_constrain_compile(
+        &(struct esp_constrain_ask){.s = c->s, .gen = &a->gen, .e = &c->e, .done = grammar_known, .user = c});
 }

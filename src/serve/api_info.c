@@ -7,10 +7,21 @@
 #include <string.h>
 #include <time.h>
 
+#include "engine/chat.h"
+
 #include "serve/adapters.h"
 #include "serve/job.h"
 #include "serve/page.h"
+#include "serve/replay.h"
 #include "serve/route.h"
+#include "serve/slots.h"
+#include "serve/store.h"
+
+/* Whether the engine's thread has gone round in the last ten seconds, or has nothing to do. */
+static bool moves(const struct esp_server *s)
+{
+    return esp_service_idle_seconds(s->service) < 10 || esp_service_pending(s->service) == 0;
+}
 
 void esp_get_health(struct esp_call *c)
 {
@@ -18,15 +29,23 @@ void esp_get_health(struct esp_call *c)
                                         [ESP_PHASE_READY] = "ok",
                                         [ESP_PHASE_DRAINING] = "draining",
                                         [ESP_PHASE_FAILED] = "error"};
-    const struct esp_server *s = c->s;
+    struct esp_server *s = c->s;
     json_t *v = json_pack("{s:s}", "status", names[s->phase]);
+    bool ok = s->phase == ESP_PHASE_READY;
+    char deep[8];
 
     if (s->phase == ESP_PHASE_LOADING)
         json_object_set_new(v, "progress",
                             json_real(s->o.load_progress ? s->o.load_progress(s->o.user) : 0.0));
-    if (s->phase != ESP_PHASE_READY)
+    if (s->phase == ESP_PHASE_READY && esp_http_query(c->r->head.query, "deep", deep, sizeof deep) &&
+        strcmp(deep, "1") == 0 && !moves(s)) {
+        json_object_set_new(v, "status", json_string("error"));
+        json_object_set_new(v, "reason", json_string("the engine has not advanced for 10 s"));
+        ok = false;
+    }
+    if (!ok)
         esp_http_header(c->r, "Retry-After", "1");
-    esp_reply_json(c, s->phase == ESP_PHASE_READY ? 200 : 503, v);
+    esp_reply_json(c, ok ? 200 : 503, v);
 }
 
 void esp_get_root(struct esp_call *c)
@@ -90,7 +109,7 @@ static json_t *model_json(const struct esp_server *s)
                         json_pack("{s:b,s:b,s:b,s:s,s:b,s:b,s:b}", "vision", 0, "video", 0, "tools",
                                   m->has_template && s->tool_call >= 0, "thinking",
                                   s->think >= 0 ? "switchable" : "none", "embeddings", 0, "fim", 0, "mtp",
-                                  0));
+                                  m->has_mtp));
     json_object_set_new(v, "architecture",
                         json_pack("{s:[s],s:[s]}", "input_modalities", "text", "output_modalities", "text"));
     json_object_set_new(v, "meta",
@@ -98,42 +117,53 @@ static json_t *model_json(const struct esp_server *s)
                                   "size", (json_int_t)m->weight_bytes, "n_ctx", (json_int_t)s->context,
                                   "n_ctx_train", (json_int_t)m->context, "n_vocab", (json_int_t)m->n_vocab,
                                   "quantization", m->weights, "kv", s->o.kv ? s->o.kv : "bf16", "state",
-                                  "f32"));
+                                  s->o.state ? s->o.state : "f32"));
     return v;
+}
+
+/* An adapter as a model of its own. */
+static json_t *adapter_model_json(const struct esp_server *s, const char *id)
+{
+    json_t *m = model_json(s);
+
+    json_object_set_new(m, "id", json_string(id));
+    json_object_set_new(m, "display_name", json_string(id));
+    json_object_set_new(m, "aliases", json_array());
+    json_object_set_new(m, "parent", json_string(s->o.model_id));
+    return m;
 }
 
 void esp_get_models(struct esp_call *c)
 {
     json_t *list = json_pack("[o]", model_json(c->s)), *ids = esp_mounts_ids(c->s), *id;
+    const char *last = c->s->o.model_id;
     size_t i;
 
     json_array_foreach(ids, i, id)
     {
-        json_t *m = model_json(c->s);
-
-        json_object_set(m, "id", id);
-        json_object_set(m, "display_name", id);
-        json_object_set_new(m, "aliases", json_array());
-        json_object_set_new(m, "parent", json_string(c->s->o.model_id));
-        json_array_append_new(list, m);
+        last = json_string_value(id);
+        json_array_append_new(list, adapter_model_json(c->s, last));
     }
-    json_decref(ids);
     esp_reply_json(c, 200,
                    json_pack("{s:s,s:o,s:b,s:s,s:s}", "object", "list", "data", list, "has_more", 0,
-                             "first_id", c->s->o.model_id, "last_id", c->s->o.model_id));
+                             "first_id", c->s->o.model_id, "last_id", last));
+    json_decref(ids);
 }
 
 void esp_get_model(struct esp_call *c)
 {
-    bool known = strcmp(c->params[0], c->s->o.model_id) == 0;
+    const char *id = c->params[0];
+    bool base = strcmp(id, c->s->o.model_id) == 0;
 
     for (size_t i = 0; i < c->s->o.n_alias; i++)
-        known = known || strcmp(c->params[0], c->s->o.aliases[i]) == 0;
-    if (known)
+        base = base || strcmp(id, c->s->o.aliases[i]) == 0;
+    if (base)
         esp_reply_json(c, 200, model_json(c->s));
+    else if (esp_mounts_known(c->s, id))
+        esp_reply_json(c, 200, adapter_model_json(c->s, id));
     else
-        esp_api_fail(&c->e, "model_not_found", "model", "model: '%.200s' is not served here; '%.200s' is",
-                     c->params[0], c->s->o.model_id);
+        esp_api_fail(&c->e, "model_not_found", "model", "model: '%.200s' is not served here; '%.200s' is", id,
+                     c->s->o.model_id);
 }
 
 static json_t *defaults_json(const struct esp_server *s)
@@ -156,10 +186,39 @@ void esp_get_props(struct esp_call *c)
     const struct esp_server *s = c->s;
 
     esp_reply_json(c, 200,
-                   json_pack("{s:o,s:i,s:{s:b,s:b},s:s,s:s,s:I}", "default_generation_settings",
+                   json_pack("{s:o,s:i,s:{s:b,s:b},s:s,s:s,s:I,s:s?}", "default_generation_settings",
                              defaults_json(s), "total_slots", (int)s->rows, "modalities", "vision", 0,
                              "video", 0, "model_path", s->o.model_id, "build_info", esp_version(), "n_ctx",
-                             (json_int_t)s->context));
+                             (json_int_t)s->context, "chat_template", esp_model_template(s->model)));
+}
+
+/* Settings of a generation, for people. */
+static json_t *params_json(const struct esp_gen *g)
+{
+    return json_pack(
+        "{s:f,s:i,s:f,s:f,s:f,s:f,s:f,s:I,s:I,s:b}", "temperature", (double)g->sampling.temperature, "top_k",
+        g->sampling.top_k, "top_p", (double)g->sampling.top_p, "min_p", (double)g->sampling.min_p,
+        "repetition_penalty", (double)g->sampling.repetition_penalty, "presence_penalty",
+        (double)g->sampling.presence_penalty, "frequency_penalty", (double)g->sampling.frequency_penalty,
+        "seed", (json_int_t)g->sampling.seed, "max_tokens", (json_int_t)g->max_tokens, "stream", g->stream);
+}
+
+static json_t *slot_json(const struct esp_server *s, uint32_t i)
+{
+    const struct esp_slot *slot = &s->slots[i];
+    const struct esp_choice *c = slot->choice;
+    const struct esp_job *j = c ? c->job : NULL;
+
+    if (!c)
+        return json_pack("{s:i,s:s,s:I,s:I}", "id", (int)i, "state", "idle", "n_ctx", (json_int_t)s->context,
+                         "n_cached_text", (json_int_t)(slot->ns ? slot->text.n : 0));
+    return json_pack("{s:i,s:s,s:I,s:I,s:I,s:I,s:I,s:s,s:o,s:o}", "id", (int)i, "state",
+                     c->first_at > 0 ? "decode" : "prefill", "n_ctx", (json_int_t)s->context,
+                     "n_prompt_tokens", (json_int_t)j->prompt.n, "n_prompt_processed",
+                     (json_int_t)(c->first_at > 0 ? j->prompt.n : j->processed), "n_cached",
+                     (json_int_t)j->n_cached, "n_decoded", (json_int_t)c->tokens.n, "request_id", j->call->id,
+                     "adapter", j->gen->adapter[0] ? json_string(j->gen->adapter) : json_null(), "params",
+                     params_json(j->gen));
 }
 
 void esp_get_slots(struct esp_call *c)
@@ -167,31 +226,18 @@ void esp_get_slots(struct esp_call *c)
     const struct esp_server *s = c->s;
     json_t *list = json_array();
     char value[8];
-    uint32_t n = 0;
+    bool idle = false;
 
-    for (const struct esp_job *j = s->jobs; j; j = j->next)
-        for (uint32_t i = 0; i < j->n && n < s->rows; i++) {
-            const struct esp_choice *ch = &j->choices[i];
-
-            if (ch->ended)
-                continue;
-            json_array_append_new(
-                list,
-                json_pack("{s:i,s:s,s:I,s:I,s:I,s:I,s:s,s:o}", "id", (int)n++, "state",
-                          ch->first_at > 0 ? "decode" : "prefill", "n_ctx", (json_int_t)s->context,
-                          "n_prompt_tokens", (json_int_t)j->prompt.n, "n_cached", (json_int_t)j->n_cached,
-                          "n_decoded", (json_int_t)ch->tokens.n, "request_id", j->call->id, "adapter",
-                          j->gen->adapter[0] ? json_string(j->gen->adapter) : json_null()));
-        }
-    if (n == s->rows && esp_http_query(c->r->head.query, "fail_on_no_slot", value, sizeof value) &&
+    for (uint32_t i = 0; i < s->rows; i++) {
+        idle = idle || !s->slots[i].choice;
+        json_array_append_new(list, slot_json(s, i));
+    }
+    if (!idle && esp_http_query(c->r->head.query, "fail_on_no_slot", value, sizeof value) &&
         strcmp(value, "1") == 0) {
         json_decref(list);
-        esp_api_fail(&c->e, "device_lost", NULL, "no slot is free: all %u are in use", s->rows);
+        esp_api_fail(&c->e, "no_slot", NULL, "no slot is free: all %u are in use", s->rows);
         return;
     }
-    while (n < s->rows)
-        json_array_append_new(list, json_pack("{s:i,s:s,s:I}", "id", (int)n++, "state", "idle", "n_ctx",
-                                              (json_int_t)s->context));
     esp_reply_json(c, 200, list);
 }
 
@@ -209,38 +255,105 @@ void esp_get_metrics(struct esp_call *c)
     esp_strbuf_free(&b);
 }
 
-static json_t *cache_json(const esp_stats *t)
+static json_t *reasons_json(const struct esp_metrics *m)
 {
-    return json_pack("{s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:I}", "entries", (json_int_t)t->cache_texts,
+    json_t *v = json_object();
+
+    for (int i = 0; i < ESP_CACHE_REASONS; i++)
+        json_object_set_new(v, esp_cache_reasons[i], json_integer((json_int_t)m->cache_reasons[i]));
+    return v;
+}
+
+static json_t *cache_json(const struct esp_server *s, const esp_stats *t)
+{
+    const struct esp_metrics *m = &s->metrics;
+
+    return json_pack("{s:I,s:I,s:I,s:I,s:I,s:I,s:o,s:I,s:I,s:I,s:I}", "entries", (json_int_t)t->cache_texts,
                      "checkpoints", (json_int_t)t->cache_checkpoints, "hits", (json_int_t)t->cache_hits,
-                     "hit_tokens", (json_int_t)t->cache_hit_tokens, "evictions",
-                     (json_int_t)t->cache_evictions, "disk_writes", (json_int_t)t->disk_saved, "disk_reads",
-                     (json_int_t)t->disk_restored, "disk_bytes", (json_int_t)t->disk_bytes);
+                     "queries_tokens", (json_int_t)m->query_tokens, "hit_tokens", (json_int_t)m->hit_tokens,
+                     "evictions", (json_int_t)t->cache_evictions, "by_reason", reasons_json(m), "disk_writes",
+                     (json_int_t)t->disk_saved, "disk_reads", (json_int_t)t->disk_restored, "disk_failed",
+                     (json_int_t)t->disk_failed, "disk_bytes", (json_int_t)t->disk_bytes);
+}
+
+static json_t *memory_json(const struct esp_server *s, const esp_stats *t)
+{
+    const esp_memory_plan *p = &s->plan;
+    const uint64_t kv = t->pages_used * s->units.page, states = t->slots_used * s->units.slot,
+                   checkpoints = t->cache_checkpoints * s->units.slot,
+                   used = p->weights + p->fixed + p->scratch + kv + states,
+                   headroom = s->budget > p->total ? s->budget - p->total : 0;
+
+    return json_pack("{s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:[{s:s,s:I,s:I,s:I}]}",
+                     "budget_bytes", (json_int_t)s->budget, "weights_bytes", (json_int_t)p->weights,
+                     "kv_bytes", (json_int_t)kv, "state_bytes", (json_int_t)states, "checkpoint_bytes",
+                     (json_int_t)checkpoints, "cache_disk_bytes", (json_int_t)t->disk_bytes, "adapters_bytes",
+                     (json_int_t)p->adapters, "transient_peak_bytes", (json_int_t)p->scratch,
+                     "headroom_bytes", (json_int_t)headroom, "pages_used", (json_int_t)t->pages_used,
+                     "pages_total", (json_int_t)t->pages_total, "slots_used", (json_int_t)t->slots_used,
+                     "slots_total", (json_int_t)t->slots_total, "by_device", "device", "host", "total",
+                     (json_int_t)s->budget, "used", (json_int_t)used, "reserved", (json_int_t)p->total);
+}
+
+static json_t *spec_json(const esp_stats *t)
+{
+    return json_pack("{s:s,s:I,s:I,s:I,s:f}", "mode", t->spec_name ? t->spec_name : "off", "rounds",
+                     (json_int_t)t->spec_rounds, "drafted", (json_int_t)t->spec_drafted, "accepted",
+                     (json_int_t)t->spec_accepted, "accept_rate",
+                     t->spec_drafted ? (double)t->spec_accepted / (double)t->spec_drafted : 0.0);
+}
+
+static json_t *server_json(const struct esp_server *s)
+{
+    return json_pack("{s:s,s:I,s:f,s:s,s:s}", "model", s->o.model_id, "started_at",
+                     (json_int_t)s->started_unix, "uptime_s", esp_serve_now() - s->started, "version",
+                     esp_version(), "determinism", "cache");
+}
+
+static json_t *admission_json(const struct esp_server *s, const esp_stats *t)
+{
+    const struct esp_metrics *m = &s->metrics;
+
+    return json_pack("{s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:f}", "max_context", (json_int_t)s->context, "max_rows",
+                     (json_int_t)s->rows, "running", (json_int_t)t->rows_active, "waiting",
+                     (json_int_t)t->rows_waiting, "queue_limit", (json_int_t)s->queue, "rejected_total",
+                     (json_int_t)m->rejected_queue + (json_int_t)m->rejected_context, "clamped_total",
+                     (json_int_t)m->clamped, "est_wait_s", esp_wait_estimate(s));
+}
+
+static json_t *scheduler_json(const struct esp_server *s, const esp_stats *t)
+{
+    uint32_t prefill = 0, decode = 0;
+
+    for (uint32_t i = 0; i < s->rows; i++)
+        if (s->slots[i].choice)
+            *(s->slots[i].choice->first_at > 0 ? &decode : &prefill) += 1;
+    return json_pack("{s:I,s:I,s:f,s:I,s:I,s:I,s:f,s:f,s:I}", "rows_prefill", (json_int_t)prefill,
+                     "rows_decode", (json_int_t)decode, "tokens_per_step",
+                     t->steps ? (double)(t->prompt_tokens + t->generated_tokens) / (double)t->steps : 0.0,
+                     "steps_total", (json_int_t)t->steps, "prompt_tokens", (json_int_t)t->prompt_tokens,
+                     "generated_tokens", (json_int_t)t->generated_tokens, "prompt_seconds", t->prompt_seconds,
+                     "generate_seconds", t->generate_seconds, "preemptions", (json_int_t)t->preemptions);
 }
 
 void esp_get_stats(struct esp_call *c)
 {
-    const struct esp_server *s = c->s;
+    struct esp_server *s = c->s;
+    struct esp_replay_counts replay;
+    uint64_t entries, bytes;
     esp_stats t;
     json_t *v;
 
     esp_service_stats(s->service, &t);
-    v = json_pack(
-        "{s:{s:s,s:I,s:f,s:s,s:s},s:{s:I,s:I,s:I,s:I,s:I,s:I,s:I},s:{s:I,s:I,s:I,s:f,s:f}}", "server",
-        "model", s->o.model_id, "started_at", (json_int_t)s->started_unix, "uptime_s",
-        esp_serve_now() - s->started, "version", esp_version(), "determinism", "cache", "admission",
-        "max_context", (json_int_t)s->context, "max_rows", (json_int_t)s->rows, "running",
-        (json_int_t)t.rows_active, "waiting", (json_int_t)t.rows_waiting, "queue_limit", (json_int_t)s->queue,
-        "rejected_total", (json_int_t)s->metrics.rejected_queue + (json_int_t)s->metrics.rejected_context,
-        "clamped_total", (json_int_t)s->metrics.clamped, "scheduler", "steps_total", (json_int_t)t.steps,
-        "prompt_tokens", (json_int_t)t.prompt_tokens, "generated_tokens", (json_int_t)t.generated_tokens,
-        "prompt_seconds", t.prompt_seconds, "generate_seconds", t.generate_seconds);
-    json_object_set_new(v, "memory",
-                        json_pack("{s:I,s:I,s:I,s:I}", "pages_used", (json_int_t)t.pages_used, "pages_total",
-                                  (json_int_t)t.pages_total, "slots_used", (json_int_t)t.slots_used,
-                                  "slots_total", (json_int_t)t.slots_total));
-    json_object_set_new(v, "cache", cache_json(&t));
-    json_object_set(v, "recent", s->recent);
+    esp_store_count(s->store, &entries, &bytes);
+    esp_replay_count(s->replay, &replay);
+    v = json_pack("{s:o,s:o,s:o,s:o,s:o,s:o,s:o,s:{s:I,s:I},s:{s:I,s:I,s:I},s:{s:O},s:O}", "server",
+                  server_json(s), "memory", memory_json(s, &t), "admission", admission_json(s, &t),
+                  "scheduler", scheduler_json(s, &t), "cache", cache_json(s, &t), "spec", spec_json(&t),
+                  "adapters", esp_mounts_list(s), "responses", "entries", (json_int_t)entries, "bytes",
+                  (json_int_t)bytes, "replay", "entries", (json_int_t)replay.entries, "bytes",
+                  (json_int_t)replay.bytes, "hits", (json_int_t)replay.hits, "errors", "by_code", s->errors,
+                  "recent", s->recent);
     esp_reply_json(c, 200, v);
 }
 

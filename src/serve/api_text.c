@@ -53,7 +53,7 @@ static bool chat_prompt(struct esp_call *c, struct esp_prompt *out)
     esp_chat_read_messages(&f, &p, &g, c->s);
     esp_chat_read_thinking(&f, &p);
     esp_chat_read_tools(&f, &p, &g);
-    ok = !c->e.http && esp_prompt_chat(out, &p, NULL, c->s, &c->e);
+    ok = !c->e.http && esp_prompt_chat(out, &p, c->s, &c->e);
     esp_chat_free(&p);
     esp_gen_free(&g);
     return ok;

@@ -79,6 +79,13 @@ static void on_wake(evutil_socket_t fd, short what, void *arg)
     report(arg);
 }
 
+bool esp_background_poll(struct esp_background *b)
+{
+    if (b)
+        report(b);
+    return b && b->n_running > 0;
+}
+
 esp_status esp_background_run(struct esp_background *b, esp_background_fn fn, esp_background_done done,
                               void *arg, esp_error *err)
 {
@@ -122,10 +129,8 @@ void esp_background_close(struct esp_background *b)
 {
     if (!b)
         return;
-    while (b->n_running) {
-        report(b);
+    while (esp_background_poll(b))
         usleep(1000);
-    }
     if (b->wake)
         event_free(b->wake);
     if (b->fd >= 0)

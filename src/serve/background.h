@@ -6,6 +6,8 @@
 #ifndef ESP_SERVE_BACKGROUND_H
 #define ESP_SERVE_BACKGROUND_H
 
+#include <stdbool.h>
+
 #include "base/status.h"
 
 struct event_base;
@@ -15,6 +17,9 @@ typedef esp_status (*esp_background_fn)(void *arg, esp_error *err);
 typedef void (*esp_background_done)(void *arg, esp_status s, const esp_error *err);
 
 esp_status esp_background_open(struct esp_background **out, struct event_base *base, esp_error *err);
+/* Report what has ended; whether something runs still. For whoever waits and has other things to do
+ * meanwhile. */
+bool esp_background_poll(struct esp_background *b);
 /* Waits for what runs; done is called for all of it. NULL is a no-op. */
 void esp_background_close(struct esp_background *b);
 /* fn(arg) on a thread, then done(arg, ...) on the loop. ESP_ENOFIT: too many run already; ESP_EDEVICE,

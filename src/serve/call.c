@@ -61,6 +61,23 @@ static void keep_recent(struct esp_call *c, double total_ms)
         json_array_remove(c->s->recent, 0);
 }
 
+static void count_error(const struct esp_call *c)
+{
+    json_t *errors = c->s->errors;
+
+    if (c->e.code)
+        json_object_set_new(errors, c->e.code,
+                            json_integer(json_integer_value(json_object_get(errors, c->e.code)) + 1));
+}
+
+/* Whether the log tells of this request. */
+static bool is_told(const struct esp_call *c)
+{
+    static const int least[] = {[ESP_LOG_FAULTS] = 500, [ESP_LOG_REFUSALS] = 400, [ESP_LOG_ALL] = 0};
+
+    return c->s->o.log && c->status >= least[c->s->log_level];
+}
+
 /* The access line: no prompt, no output, no key. */
 static void log_call(struct esp_call *c, const char *peer)
 {
@@ -69,7 +86,8 @@ static void log_call(struct esp_call *c, const char *peer)
 
     esp_count_http(&c->s->metrics, esp_route_index(c->route), c->status);
     keep_recent(c, ms);
-    if (!c->s->o.log)
+    count_error(c);
+    if (!is_told(c))
         return;
     line = json_pack("{s:s,s:s,s:s,s:s,s:i,s:f,s:s}", "event", "request", "id", c->id, "method",
                      c->r ? c->r->head.method : "", "route", c->route ? c->route->path : "-", "status",

@@ -42,13 +42,12 @@ static json_t *entry_of(const struct esp_server *s, esp_token id, float logprob)
     return v;
 }
 
-static json_t *row_of(const struct esp_choice *c, const struct esp_service_event *x)
+json_t *esp_logprob_row(const struct esp_job *j, const struct esp_service_event *x)
 {
-    const struct esp_gen *g = c->job->gen;
-    json_t *v = entry_of(c->job->s, x->token, x->logprob), *top = json_array();
+    json_t *v = entry_of(j->s, x->token, x->logprob), *top = json_array();
 
-    for (uint32_t i = 0; i < x->n_top && i < g->top; i++)
-        json_array_append_new(top, entry_of(c->job->s, x->top[i].token, x->top[i].logprob));
+    for (uint32_t i = 0; i < x->n_top && i < j->gen->top; i++)
+        json_array_append_new(top, entry_of(j->s, x->top[i].token, x->top[i].logprob));
     if (v)
         json_object_set_new(v, "top_logprobs", top);
     else
@@ -276,7 +275,7 @@ static void check_stop(struct esp_choice *c)
 const char esp_budget_message[] =
     "\n\nConsidering the limited time by the user, I have to give the solution based on the "
     "thinking directly now.\n";
-enum { MAX_GRACE = 64, MIN_RESERVED = 64, ANSWER_RESERVE = 256 };
+enum { MAX_GRACE = 64, MIN_RESERVED = 64 };
 
 /* Stop the run; it goes on behind the tokens so far and this text. */
 static void resume_with(struct esp_choice *c, const char *a, const char *b)
@@ -317,7 +316,8 @@ static void check_thinking(struct esp_choice *c, const struct esp_strbuf *piece)
     if (esp_turn_in_reasoning(c->turn)) {
         if (!thought_enough(c, piece))
             return;
-        resume_with(c, esp_budget_message, "</think>\n\n");
+        resume_with(c, c->job->s->o.budget_message ? c->job->s->o.budget_message : esp_budget_message,
+                    "</think>\n\n");
         esp_strbuf_puts(&c->inject, forced);
     } else if (forced[0] && !esp_turn_in_call(c->turn) && c->n_call == 0) {
         resume_with(c, "\n\n", forced);
@@ -347,7 +347,7 @@ void esp_choice_token(struct esp_choice *c, const struct esp_service_event *x)
     if (reasoning)
         c->n_reasoning++;
     if (c->job->gen->logprobs)
-        add_row(c, row_of(c, x));
+        add_row(c, esp_logprob_row(c->job, x));
     esp_strbuf_init(&piece, 8 * ESP_LIMIT_TOKEN_BYTES);
     esp_detok_push(&c->detok, (uint32_t)x->token, &piece, NULL);
     esp_choice_feed(c, esp_strbuf_str(&piece), piece.len);
@@ -438,7 +438,7 @@ void esp_choice_free(struct esp_choice *c)
 /* Tokens after which thinking ends: the budget, and never so many that no room is left for an answer. */
 static int64_t think_bound(const struct esp_job_opts *o, uint64_t limit)
 {
-    const uint64_t reserve = limit / 2 < ANSWER_RESERVE ? limit / 2 : ANSWER_RESERVE;
+    const uint64_t most = o->call->s->o.answer_reserve, reserve = limit / 2 < most ? limit / 2 : most;
     int64_t bound = o->think_budget;
 
     if (!o->thinking)
@@ -465,6 +465,7 @@ bool esp_choice_init(struct esp_choice *c, struct esp_job *j, uint32_t index, ui
 
     c->job = j;
     c->index = index;
+    c->slot = -1;
     c->stop_string = -1;
     c->stop_token = -1;
     c->left = limit;

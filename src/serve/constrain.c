@@ -1,6 +1,6 @@
 /*
- * See the header. Compiling may take up to two seconds on the loop's thread; a grammar that was seen before
- * costs a look-up.
+ * See the header. What is compiled follows from form, tools, tool choice and thinking: a form, calls, or a
+ * form with calls in its place.
  *
  * SPDX-License-Identifier: MIT
  */
@@ -9,70 +9,13 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "base/hash.h"
 #include "base/mem.h"
-#include "engine/chat.h"
 #include "engine/structured.h"
+#include "text/toolvalue.h"
 
-enum { MAX_SOURCE = 1 << 20, MAX_CHOICES = 10000 };
+#include "serve/grammars.h"
 
-struct entry {
-    char *source; /* zero-terminated; begins with the kind */
-    struct esp_grammar *grammar;
-    uint64_t used;
-};
-
-struct esp_grammars {
-    struct esp_vocab *vocab;
-    uint32_t end_think; /* </think>; UINT32_MAX: the vocabulary has none */
-    uint32_t call;      /* <tool_call>, the same */
-    struct entry *v;
-    size_t n, cap;
-    uint64_t clock;
-};
-
-static uint32_t added(const struct esp_vocab *v, const char *text)
-{
-    uint32_t id;
-
-    return esp_vocab_find_added(v, text, &id) ? id : UINT32_MAX;
-}
-
-esp_status esp_grammars_open(struct esp_grammars **out, const esp_model *m, size_t n_max, esp_error *err)
-{
-    struct esp_grammars *g = esp_alloc(sizeof *g);
-    esp_status s = ESP_OK;
-
-    if (g) {
-        g->cap = n_max;
-        g->v = esp_alloc_array(n_max, sizeof *g->v);
-    }
-    if (!g || !g->v)
-        s = esp_fail(err, ESP_ENOMEM, "no memory for grammars");
-    if (s == ESP_OK)
-        s = esp_model_vocab(&g->vocab, m, err);
-    if (s != ESP_OK) {
-        esp_grammars_close(g);
-        return s;
-    }
-    g->end_think = added(g->vocab, "</think>");
-    g->call = added(g->vocab, "<tool_call>");
-    *out = g;
-    return ESP_OK;
-}
-
-void esp_grammars_close(struct esp_grammars *g)
-{
-    if (!g)
-        return;
-    for (size_t i = 0; i < g->n; i++) {
-        esp_free(g->v[i].source);
-        esp_grammar_release(g->v[i].grammar);
-    }
-    esp_vocab_destroy(g->vocab);
-    esp_free(g->v);
-    esp_free(g);
-}
+enum { MAX_CHOICES = 10000 };
 
 /* ---- requests ---- */
 
@@ -189,210 +132,136 @@ void esp_constrain_read(struct esp_fields *f, struct esp_gen *g)
 
 /* ---- compiling ---- */
 
-struct source {
-    enum esp_form form;
-    unsigned flags;
-    const json_t *value;
+struct asking {
+    struct esp_constrain_ask a;
+    json_t *one; /* the named tool alone */
+    bool calls, form;
 };
 
-static esp_status compile_choice(struct esp_grammar **out, const struct esp_vocab *v, const json_t *list,
-                                 esp_error *err)
+static bool is_schema(const struct asking *x)
 {
-    const size_t n = json_array_size(list);
-    const char **text = esp_alloc_array(n, sizeof *text);
-    esp_status s;
-
-    if (!text)
-        return esp_fail(err, ESP_ENOMEM, "no memory for %zu choices", n);
-    for (size_t i = 0; i < n; i++)
-        text[i] = json_string_value(json_array_get(list, i));
-    s = esp_grammar_choice(out, v, text, n, err);
-    esp_free(text);
-    return s;
+    return x->calls || x->a.gen->form == ESP_FORM_SCHEMA;
 }
 
-static esp_status compile_tools(struct esp_grammar **out, const struct esp_vocab *v, const struct source *src,
-                                esp_error *err)
+static void refuse(const struct asking *x, const esp_error *err)
 {
-    const size_t n = json_array_size(src->value);
-    struct esp_tool *tool = esp_alloc_array(n, sizeof *tool);
-    esp_status s;
+    struct esp_api_error *e = x->a.e;
+    const char *param = x->form ? x->a.gen->form_param : "tools";
 
-    if (!tool)
-        return esp_fail(err, ESP_ENOMEM, "no memory for %zu tools", n);
-    for (size_t i = 0; i < n; i++) {
-        const json_t *f = json_object_get(json_array_get(src->value, i), "function"),
-                     *parameters = json_object_get(f, "parameters");
-
-        tool[i] = (struct esp_tool){.name = json_string_value(json_object_get(f, "name")),
-                                    .parameters = json_is_object(parameters) ? parameters : NULL,
-                                    .strict = json_is_true(json_object_get(f, "strict"))};
-    }
-    s = esp_grammar_tools(out, v, tool, n, src->flags, err);
-    esp_free(tool);
-    return s;
-}
-
-static esp_status compile(struct esp_grammar **out, const struct esp_vocab *v, const struct source *src,
-                          esp_error *err)
-{
-    const char *text = json_string_value(src->value);
-    const size_t len = json_string_length(src->value);
-
-    switch (src->form) {
-    case ESP_FORM_GBNF:
-        return esp_grammar_gbnf(out, v, text, len, err);
-    case ESP_FORM_REGEX:
-        return esp_grammar_regex(out, v, text, len, err);
-    case ESP_FORM_CHOICE:
-        return compile_choice(out, v, src->value, err);
-    case ESP_FORM_TOOLS:
-        return compile_tools(out, v, src, err);
-    default:
-        return esp_grammar_schema(out, v, src->value, src->flags, err);
-    }
-}
-
-/* The kind, the flags and the source in one text: what the grammar is kept under. */
-static char *key_of(const struct source *src)
-{
-    struct esp_strbuf b;
-
-    esp_strbuf_init(&b, MAX_SOURCE);
-    esp_strbuf_printf(&b, "%d %u ", (int)src->form, src->flags);
-    if (src->value)
-        esp_json_add(&b, src->value);
-    if (b.failed) {
-        esp_strbuf_free(&b);
-        return NULL;
-    }
-    return esp_strbuf_take(&b);
-}
-
-static void keep(struct esp_grammars *g, char *source, struct esp_grammar *grammar)
-{
-    struct entry *e = &g->v[0];
-
-    if (g->n < g->cap)
-        e = &g->v[g->n++];
+    if (err->status == ESP_ENOMEM || err->status == ESP_ECANCELLED)
+        esp_api_fail_status(e, param, err);
+    else if (err->status == ESP_ESTATE)
+        esp_api_fail(e, "queue_full", param, "%s: %s", param, err->message);
     else
-        for (size_t i = 1; i < g->n; i++)
-            if (g->v[i].used < e->used)
-                e = &g->v[i];
-    esp_free(e->source);
-    esp_grammar_release(e->grammar);
-    *e = (struct entry){source, esp_grammar_ref(grammar), ++g->clock};
+        esp_api_fail(e,
+                     err->status == ESP_ENOFIT                         ? "grammar_too_large"
+                     : err->status == ESP_EUNSUPPORTED && is_schema(x) ? "schema_unsupported"
+                                                                       : "invalid_grammar",
+                     param, "%s: %s", param, err->message);
 }
 
-static esp_status get(struct esp_grammars *g, const struct source *src, struct esp_grammar **out,
-                      esp_error *err)
+static void got(void *user, struct esp_grammar *g, const esp_error *err)
 {
-    char *key = key_of(src);
-    esp_status s;
+    struct asking *x = user;
 
-    if (!key)
-        return esp_fail(err, ESP_ENOFIT, "the grammar's source has more than %d bytes", MAX_SOURCE);
-    for (size_t i = 0; i < g->n; i++)
-        if (strcmp(g->v[i].source, key) == 0) {
-            g->v[i].used = ++g->clock;
-            *out = esp_grammar_ref(g->v[i].grammar);
-            esp_free(key);
-            return ESP_OK;
-        }
-    s = compile(out, g->vocab, src, err);
-    if (s == ESP_OK)
-        keep(g, key, *out);
+    if (g)
+        x->a.gen->grammar = esp_grammar_ref(g);
     else
-        esp_free(key);
-    return s;
+        refuse(x, err);
+    x->a.done(x->a.user);
+    json_decref(x->one);
+    esp_free(x);
 }
 
-static bool refuse(struct esp_api_error *e, const char *param, enum esp_form form, const esp_error *err)
+/* The form: behind thinking, or from the first token on. Calls may come instead of it. */
+static void form_source(const struct asking *x, struct esp_grammar_source *src)
 {
-    const bool schema = form == ESP_FORM_SCHEMA || form == ESP_FORM_TOOLS;
-
-    if (err->status == ESP_ENOMEM)
-        return esp_api_fail_status(e, param, err);
-    return esp_api_fail(e,
-                        err->status == ESP_ENOFIT                   ? "grammar_too_large"
-                        : err->status == ESP_EUNSUPPORTED && schema ? "schema_unsupported"
-                                                                    : "invalid_grammar",
-                        param, "%s: %s", param, err->message);
-}
-
-/* Forms of the whole text. Behind thinking, two line ends may come first. */
-static bool compile_form(struct esp_grammars *gs, struct esp_gen *g, bool thinking, struct esp_api_error *e)
-{
+    struct esp_gen *g = x->a.gen;
     const unsigned flags = (g->form_strict ? 0u : ESP_SCHEMA_OPEN) |
-                           (g->form_compact ? ESP_SCHEMA_COMPACT : 0u) | (thinking ? ESP_SCHEMA_LEAD : 0u);
-    const struct source src = {g->form, g->form == ESP_FORM_SCHEMA ? flags : 0, g->form_value};
-    esp_error err;
+                           (g->form_compact ? ESP_SCHEMA_COMPACT : 0u) |
+                           (x->a.thinking ? ESP_SCHEMA_LEAD : 0u);
+    const uint32_t end_think = esp_grammars_token(x->a.s->grammars, "</think>"),
+                   call = esp_grammars_token(x->a.s->grammars, "<tool_call>");
 
-    if (get(gs, &src, &g->grammar, &err) != ESP_OK)
-        return refuse(e, g->form_param, g->form, &err);
-    if (thinking && gs->end_think != UINT32_MAX) {
-        g->match.trigger[0] = gs->end_think;
+    src->form = g->form;
+    src->flags = g->form == ESP_FORM_SCHEMA ? flags : 0;
+    src->value = g->form_value;
+    if (x->a.thinking && end_think != UINT32_MAX) {
+        g->match.trigger[0] = end_think;
         g->match.n_trigger = 1;
         g->match.must_start = true;
+        if (x->calls && call != UINT32_MAX) {
+            g->match.ban[0] = call;
+            g->match.n_ban = 1;
+        }
     }
-    return true;
+    if (x->calls) {
+        src->tools = x->a.p->tools;
+        src->tool_flags = ESP_TOOLS_LEAD | (g->parallel_calls ? ESP_TOOLS_SEVERAL : 0u);
+    }
 }
 
-/* Calls: when the model begins one, or from the start of its answer on where the request asks for one. */
-static bool compile_calls(struct esp_grammars *gs, struct esp_gen *g, const struct esp_chat_params *p,
-                          bool thinking, struct esp_api_error *e)
+/* Calls: when the model begins one, or from the start of its answer on where the request asks for one. False:
+ * the vocabulary has nothing to go by. */
+static bool calls_source(struct asking *x, struct esp_grammar_source *src)
 {
+    const struct esp_chat_params *p = x->a.p;
+    struct esp_gen *g = x->a.gen;
     const bool forced = p->tool_choice == ESP_TOOLS_REQUIRED || p->tool_choice == ESP_TOOLS_NAMED;
-    struct source src = {ESP_FORM_TOOLS, forced ? ESP_TOOLS_LEAD : ESP_TOOLS_BODY, p->tools};
-    json_t *one = NULL;
-    esp_error err;
-    esp_status s;
+    const uint32_t end_think = esp_grammars_token(x->a.s->grammars, "</think>"),
+                   call = esp_grammars_token(x->a.s->grammars, "<tool_call>");
 
-    if (gs->call == UINT32_MAX || (thinking && gs->end_think == UINT32_MAX))
-        return true; /* nothing to go by */
+    if (call == UINT32_MAX || (x->a.thinking && end_think == UINT32_MAX))
+        return false;
+    src->tools = p->tools;
+    src->tool_flags = forced ? ESP_TOOLS_LEAD : ESP_TOOLS_BODY;
     if (forced && g->parallel_calls)
-        src.flags |= ESP_TOOLS_SEVERAL;
-    if (p->tool_choice == ESP_TOOLS_NAMED) {
-        size_t i;
-        json_t *t;
-
-        one = json_array();
-        json_array_foreach(
-            p->tools, i,
-            t) if (strcmp(json_string_value(json_object_get(json_object_get(t, "function"), "name")),
-                          p->tool_name) == 0) json_array_append(one, t);
-        src.value = one;
-    }
-    s = get(gs, &src, &g->grammar, &err);
-    json_decref(one);
-    if (s != ESP_OK)
-        return refuse(e, "tools", ESP_FORM_TOOLS, &err);
-    if (forced && !thinking)
+        src->tool_flags |= ESP_TOOLS_SEVERAL;
+    if (p->tool_choice == ESP_TOOLS_NAMED)
+        src->tools = x->one =
+            json_pack("[{s:s,s:O}]", "type", "function", "function", esp_tool_find(p->tools, p->tool_name));
+    if (forced && !x->a.thinking)
         return true;
-    g->match.trigger[0] = forced ? gs->end_think : gs->call;
+    g->match.trigger[0] = forced ? end_think : call;
     g->match.n_trigger = 1;
     g->match.must_start = forced;
     g->match.again = !forced;
     if (forced) {
-        g->match.ban[0] = gs->call;
+        g->match.ban[0] = call;
         g->match.n_ban = 1;
     }
     return true;
 }
 
-bool esp_constrain_compile(struct esp_server *s, struct esp_gen *g, const struct esp_chat_params *p,
-                           bool thinking, struct esp_api_error *e)
+void esp_constrain_compile(const struct esp_constrain_ask *ask)
 {
-    const bool calls = p && p->tools && p->tool_choice != ESP_TOOLS_NONE;
+    const struct esp_chat_params *p = ask->p;
+    const bool calls = p && p->tools && p->tool_choice != ESP_TOOLS_NONE,
+               forced = calls && p->tool_choice != ESP_TOOLS_AUTO;
+    struct esp_grammar_source src = {.form = ESP_FORM_FREE, .strict = ask->s->o.strict_tools};
+    struct asking *x;
 
-    if (g->form != ESP_FORM_FREE && calls)
-        return esp_api_fail(
-            e, "unsupported_value", g->form_param,
-            "%s: together with tools it is not in this version; tool_choice \"none\" is accepted",
-            g->form_param);
-    if (g->form != ESP_FORM_FREE)
-        return compile_form(s->grammars, g, thinking, e);
-    return !calls || compile_calls(s->grammars, g, p, thinking, e);
+    if (!calls && ask->gen->form == ESP_FORM_FREE) {
+        ask->done(ask->user);
+        return;
+    }
+    x = esp_alloc(sizeof *x);
+    if (!x) {
+        esp_api_fail(ask->e, "device_lost", NULL, "no memory for the request");
+        ask->done(ask->user);
+        return;
+    }
+    x->a = *ask;
+    x->calls = calls;
+    x->form = ask->gen->form != ESP_FORM_FREE && !forced; /* a call that must come is no text to be held */
+    if (x->form) {
+        form_source(x, &src);
+    } else if (!calls_source(x, &src)) {
+        esp_free(x);
+        ask->done(ask->user);
+        return;
+    }
+    esp_grammars_get(ask->s->grammars, &src, got, x);
 }
 
 esp_status esp_constrain_open(struct esp_constraint *out, const struct esp_gen *g,

@@ -30,6 +30,7 @@ void esp_gen_init(struct esp_gen *g, const struct esp_server *s)
     g->parallel_calls = true;
     g->strict_max = s->o.strict_max_tokens;
     g->ping = s->o.sse_ping;
+    g->debug_cache = s->o.cache_debug;
     g->clamped_to = -1;
     g->ignored = json_array();
     g->warnings = json_array();

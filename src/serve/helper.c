@@ -50,6 +50,11 @@ bool esp_json_add(struct esp_strbuf *b, const json_t *v)
     return json_dump_callback(v, add_piece, b, JSON_COMPACT | JSON_ENCODE_ANY | JSON_REAL_PRECISION(9)) == 0;
 }
 
+bool esp_json_add_exact(struct esp_strbuf *b, const json_t *v)
+{
+    return json_dump_callback(v, add_piece, b, JSON_COMPACT | JSON_ENCODE_ANY | JSON_REAL_PRECISION(17)) == 0;
+}
+
 json_t *esp_text_json(const char *s, size_t len)
 {
     return json_stringn_nocheck(s, len);

@@ -6,23 +6,20 @@
  */
 #include "serve/http.h"
 
-#include <arpa/inet.h>
 #include <errno.h>
 #include <event2/buffer.h>
 #include <event2/bufferevent.h>
 #include <event2/event.h>
 #include <event2/listener.h>
-#include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <stdio.h>
 #include <string.h>
-#include <strings.h>
 #include <sys/socket.h>
-#include <sys/stat.h>
-#include <sys/un.h>
 #include <unistd.h>
 
 #include "base/mem.h"
+
+#include "serve/http_address.h"
 
 enum { MAX_LISTENERS = 8, READ_AHEAD = 64 << 10, HEADER_BYTES = 8 << 10, LINGER_SECONDS = 2 };
 
@@ -87,10 +84,8 @@ static void set_listening(struct esp_http *h)
     const bool full = h->n_conn >= h->o.max_connections;
 
     for (size_t i = 0; i < h->n_listener; i++)
-        if (h->listeners[i] && full)
-            evconnlistener_disable(h->listeners[i]);
-        else if (h->listeners[i])
-            evconnlistener_enable(h->listeners[i]);
+        if (h->listeners[i])
+            (full ? evconnlistener_disable : evconnlistener_enable)(h->listeners[i]);
 }
 
 static void free_conn(struct conn *c)
@@ -179,8 +174,6 @@ static void hand_over(struct conn *c)
     c->r.body_len = c->body.len;
     c->http->o.handle(c->http->o.user, &c->r);
 }
-
-/* ---- reading ---- */
 
 /* A whole head, len bytes at data, into c; true when it can be worked with. */
 static bool take_head(struct conn *c, const char *data, size_t len)
@@ -315,7 +308,7 @@ static void on_read(struct bufferevent *bev, void *arg)
 /* The reply has been written out. */
 static void reply_done(struct conn *c)
 {
-    if (c->close_after) {
+    if (c->close_after || c->http->draining) { /* also a stream that began before the end was asked for */
         c->state = LINGERING;
         shutdown(bufferevent_getfd(c->bev), SHUT_WR);
         arm(c, LINGER_SECONDS);
@@ -376,38 +369,6 @@ static void on_output(struct evbuffer *buf, const struct evbuffer_cb_info *info,
 
 /* ---- writing ---- */
 
-static const char *reason(int status)
-{
-    static const struct {
-        int status;
-        const char *text;
-    } table[] = {{200, "OK"},
-                 {201, "Created"},
-                 {204, "No Content"},
-                 {400, "Bad Request"},
-                 {401, "Unauthorized"},
-                 {403, "Forbidden"},
-                 {404, "Not Found"},
-                 {405, "Method Not Allowed"},
-                 {408, "Request Timeout"},
-                 {409, "Conflict"},
-                 {413, "Content Too Large"},
-                 {414, "URI Too Long"},
-                 {415, "Unsupported Media Type"},
-                 {429, "Too Many Requests"},
-                 {431, "Request Header Fields Too Large"},
-                 {500, "Internal Server Error"},
-                 {501, "Not Implemented"},
-                 {503, "Service Unavailable"},
-                 {505, "HTTP Version Not Supported"},
-                 {529, "Overloaded"}};
-
-    for (size_t i = 0; i < sizeof table / sizeof table[0]; i++)
-        if (table[i].status == status)
-            return table[i].text;
-    return "Status";
-}
-
 void esp_http_header(struct esp_http_request *r, const char *name, const char *value)
 {
     struct conn *c = conn_of(r);
@@ -420,16 +381,15 @@ static void start_reply(struct conn *c, int status, const char *type)
 {
     struct evbuffer *out = output(c);
 
-    evbuffer_add_printf(out, "HTTP/1.1 %d %s\r\n", status, reason(status));
+    evbuffer_add_printf(out, "HTTP/1.1 %d %s\r\n", status, esp_http_reason(status));
     evbuffer_add(out, esp_strbuf_str(&c->headers), c->headers.len);
     if (type)
         evbuffer_add_printf(out, "Content-Type: %s\r\n", type);
-    if (c->close_after || c->http->draining) {
-        c->close_after = true;
+    c->close_after = c->close_after || c->http->draining;
+    if (c->close_after)
         evbuffer_add_printf(out, "Connection: close\r\n");
-    } else if (c->r.head.http10) {
+    else if (c->r.head.http10)
         evbuffer_add_printf(out, "Connection: keep-alive\r\n");
-    }
 }
 
 /* The reply is complete: wait until it is out. */
@@ -512,44 +472,32 @@ void esp_http_end(struct esp_http_request *r)
     finish(c);
 }
 
-/* ---- listening ---- */
-
-static void peer_name(char *out, size_t cap, const struct sockaddr *a)
-{
-    if (a->sa_family == AF_INET)
-        inet_ntop(AF_INET, &((const struct sockaddr_in *)(const void *)a)->sin_addr, out, (socklen_t)cap);
-    else if (a->sa_family == AF_INET6)
-        inet_ntop(AF_INET6, &((const struct sockaddr_in6 *)(const void *)a)->sin6_addr, out, (socklen_t)cap);
-    else
-        snprintf(out, cap, "unix");
-}
-
 static struct conn *make_conn(struct esp_http *h, evutil_socket_t fd)
 {
     struct conn *c = esp_alloc(sizeof *c);
 
-    if (!c)
-        return NULL;
-    c->http = h;
-    c->bev = bufferevent_socket_new(h->base, fd, BEV_OPT_CLOSE_ON_FREE);
-    c->timer = evtimer_new(h->base, on_timer, c);
-    if (!c->bev || !c->timer) {
-        if (c->bev)
-            bufferevent_free(c->bev);
-        if (c->timer)
-            event_free(c->timer);
-        esp_free(c);
+    if (!c) {
+        close(fd);
         return NULL;
     }
-    esp_strbuf_init(&c->head_text, h->o.max_head + 1);
-    esp_strbuf_init(&c->body, h->o.max_body);
-    esp_strbuf_init(&c->headers, HEADER_BYTES);
+    c->http = h;
     c->prev = &h->conns;
     c->next = h->conns;
     if (c->next)
         c->next->prev = &c->next;
     h->conns = c;
     h->n_conn++;
+    esp_strbuf_init(&c->head_text, h->o.max_head + 1);
+    esp_strbuf_init(&c->body, h->o.max_body);
+    esp_strbuf_init(&c->headers, HEADER_BYTES);
+    c->bev = bufferevent_socket_new(h->base, fd, BEV_OPT_CLOSE_ON_FREE);
+    c->timer = evtimer_new(h->base, on_timer, c);
+    if (!c->bev || !c->timer) {
+        if (!c->bev)
+            close(fd); /* else it goes with its buffers */
+        free_conn(c);
+        return NULL;
+    }
     return c;
 }
 
@@ -561,11 +509,9 @@ static void on_accept(struct evconnlistener *l, evutil_socket_t fd, struct socka
 
     (void)l;
     (void)len;
-    if (!c) {
-        close(fd);
+    if (!c)
         return;
-    }
-    peer_name(c->r.peer, sizeof c->r.peer, a);
+    esp_http_address_name(c->r.peer, sizeof c->r.peer, a);
     if (a->sa_family != AF_UNIX)
         setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on); /* each token on its way at once */
     bufferevent_setcb(c->bev, on_read, on_write, on_event, c);
@@ -577,91 +523,16 @@ static void on_accept(struct evconnlistener *l, evutil_socket_t fd, struct socka
     set_listening(h);
 }
 
-/* Remove a socket file that nobody listens on. */
-static esp_status clear_socket_file(const char *path, esp_error *err)
-{
-    struct sockaddr_un a = {.sun_family = AF_UNIX};
-    struct stat st;
-    int fd, taken;
-
-    if (lstat(path, &st) != 0)
-        return ESP_OK;
-    if (!S_ISSOCK(st.st_mode))
-        return esp_fail(err, ESP_EIO, "%s: exists and is not a socket", path);
-    fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    memcpy(a.sun_path, path, strlen(path) + 1);
-    taken = fd >= 0 && connect(fd, (struct sockaddr *)&a, sizeof a) == 0;
-    if (fd >= 0)
-        close(fd);
-    if (taken)
-        return esp_fail(err, ESP_EIO, "%s: another server listens there", path);
-    if (unlink(path) != 0)
-        return esp_fail(err, ESP_EIO, "%s: %s", path, strerror(errno));
-    return ESP_OK;
-}
-
-union address {
-    struct sockaddr any;
-    struct sockaddr_in v4;
-    struct sockaddr_in6 v6;
-    struct sockaddr_un un;
-};
-
-static esp_status make_address(union address *a, socklen_t *len, const char *host, uint16_t port,
-                               esp_error *err)
-{
-    memset(a, 0, sizeof *a);
-    if (strncmp(host, "unix:", 5) == 0) {
-        const char *path = host + 5;
-
-        if (!*path || strlen(path) >= sizeof a->un.sun_path)
-            return esp_fail(err, ESP_EINVAL, "'%s': a socket path has 1 to %zu bytes", host,
-                            sizeof a->un.sun_path - 1);
-        a->un.sun_family = AF_UNIX;
-        memcpy(a->un.sun_path, path, strlen(path) + 1);
-        *len = sizeof a->un;
-        return clear_socket_file(path, err);
-    }
-    if (strcmp(host, "localhost") == 0)
-        host = "127.0.0.1";
-    if (inet_pton(AF_INET, host, &a->v4.sin_addr) == 1) {
-        a->v4.sin_family = AF_INET;
-        a->v4.sin_port = htons(port);
-        *len = sizeof a->v4;
-        return ESP_OK;
-    }
-    if (inet_pton(AF_INET6, host, &a->v6.sin6_addr) == 1) {
-        a->v6.sin6_family = AF_INET6;
-        a->v6.sin6_port = htons(port);
-        *len = sizeof a->v6;
-        return ESP_OK;
-    }
-    return esp_fail(err, ESP_EINVAL, "'%s' is neither an address nor unix:/path", host);
-}
-
-static uint16_t bound_port(evutil_socket_t fd)
-{
-    union address a;
-    socklen_t len = sizeof a;
-
-    memset(&a, 0, sizeof a);
-    if (getsockname(fd, &a.any, &len) != 0)
-        return 0;
-    return a.any.sa_family == AF_INET    ? ntohs(a.v4.sin_port)
-           : a.any.sa_family == AF_INET6 ? ntohs(a.v6.sin6_port)
-                                         : (uint16_t)0;
-}
-
 esp_status esp_http_listen(struct esp_http *h, const char *host, uint16_t port, uint16_t *bound,
                            esp_error *err)
 {
     struct evconnlistener *l;
-    union address a;
+    union esp_http_address a;
     socklen_t len = 0;
 
     if (h->n_listener == MAX_LISTENERS)
         return esp_fail(err, ESP_EINVAL, "more than %d addresses to listen on", MAX_LISTENERS);
-    ESP_TRY(make_address(&a, &len, host, port, err));
+    ESP_TRY(esp_http_address_make(&a, &len, host, port, err));
     l = evconnlistener_new_bind(h->base, on_accept, h,
                                 LEV_OPT_CLOSE_ON_FREE | LEV_OPT_CLOSE_ON_EXEC |
                                     (a.any.sa_family == AF_UNIX ? 0u : LEV_OPT_REUSEABLE),
@@ -672,7 +543,7 @@ esp_status esp_http_listen(struct esp_http *h, const char *host, uint16_t port, 
     if (a.any.sa_family == AF_UNIX)
         snprintf(h->socket_files[h->n_listener], sizeof h->socket_files[0], "%s", a.un.sun_path);
     h->listeners[h->n_listener++] = l;
-    *bound = bound_port(evconnlistener_get_fd(l));
+    *bound = esp_http_address_port(evconnlistener_get_fd(l));
     return ESP_OK;
 }
 

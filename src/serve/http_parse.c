@@ -391,3 +391,36 @@ enum esp_http_more esp_http_chunks_feed(struct esp_http_chunks *c, const char *d
     *used = at;
     return ESP_HTTP_MORE;
 }
+
+const char *esp_http_reason(int status)
+{
+    static const struct {
+        int status;
+        const char *text;
+    } table[] = {{200, "OK"},
+                 {201, "Created"},
+                 {202, "Accepted"},
+                 {204, "No Content"},
+                 {400, "Bad Request"},
+                 {401, "Unauthorized"},
+                 {403, "Forbidden"},
+                 {404, "Not Found"},
+                 {405, "Method Not Allowed"},
+                 {408, "Request Timeout"},
+                 {409, "Conflict"},
+                 {413, "Content Too Large"},
+                 {414, "URI Too Long"},
+                 {415, "Unsupported Media Type"},
+                 {429, "Too Many Requests"},
+                 {431, "Request Header Fields Too Large"},
+                 {500, "Internal Server Error"},
+                 {501, "Not Implemented"},
+                 {503, "Service Unavailable"},
+                 {505, "HTTP Version Not Supported"},
+                 {529, "Overloaded"}};
+
+    for (size_t i = 0; i < sizeof table / sizeof table[0]; i++)
+        if (table[i].status == status)
+            return table[i].text;
+    return "Status";
+}

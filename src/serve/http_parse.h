@@ -65,4 +65,7 @@ enum esp_http_more { ESP_HTTP_MORE, ESP_HTTP_DONE, ESP_HTTP_BAD, ESP_HTTP_TOO_LA
 enum esp_http_more esp_http_chunks_feed(struct esp_http_chunks *c, const char *data, size_t len, size_t *used,
                                         struct esp_strbuf *body);
 
+/* The phrase behind a status; "Status" for those that the server does not use. */
+const char *esp_http_reason(int status);
+
 #endif

@@ -16,12 +16,15 @@
 
 #include "serve/adapters.h"
 #include "serve/constrain.h"
+#include "serve/diagnose.h"
+#include "serve/slots.h"
 
 static void free_job(struct esp_job *j)
 {
     for (uint32_t i = 0; i < j->n; i++)
         esp_choice_free(&j->choices[i]);
     esp_ids_free(&j->prompt);
+    json_decref(j->divergence);
     esp_api_error_clear(&j->e);
     esp_free(j);
 }
@@ -32,6 +35,23 @@ static enum esp_finish_class class_of(enum esp_end e)
            : e == ESP_END_GONE   ? ESP_CLASS_ABORT
            : e == ESP_END_FAILED ? ESP_CLASS_ERROR
                                  : ESP_CLASS_STOP;
+}
+
+static void count_reason(const struct esp_job *j)
+{
+    const char *reason = esp_cache_reason(j);
+
+    for (int i = 0; i < ESP_CACHE_REASONS; i++)
+        j->s->metrics.cache_reasons[i] += strcmp(esp_cache_reasons[i], reason) == 0;
+}
+
+double esp_wait_estimate(const struct esp_server *s)
+{
+    const struct esp_histogram *h = &s->metrics.inference;
+    const double each = h->n ? h->sum / (double)h->n : 1;
+    const uint32_t pending = esp_service_pending(s->service);
+
+    return pending < s->rows ? 0 : each * (1 + pending - s->rows) / s->rows;
 }
 
 static void count_choice(const struct esp_choice *c)
@@ -47,6 +67,7 @@ static void count_choice(const struct esp_choice *c)
         m->prompt_total += c->job->prompt.n;
         m->query_tokens += c->job->gen->no_cache ? 0 : c->job->prompt.n;
         m->hit_tokens += u->cached_tokens;
+        count_reason(c->job);
         esp_observe_seconds(&m->queue, esp_buckets_phase, u->queue_ms / 1000);
         esp_observe_seconds(&m->prefill, esp_buckets_phase, u->prompt_ms / 1000);
         esp_observe_seconds(&m->prompt_tokens, esp_buckets_count, (double)c->job->prompt.n);
@@ -73,10 +94,7 @@ static void note_call(struct esp_job *j)
     if (first->first_at > 0)
         c->ttft_ms = 1000 * (first->first_at - j->started);
     c->finish = esp_end_name(first->end);
-    c->cache_reason = j->gen->no_cache                 ? "disabled"
-                      : j->n_cached == 0               ? "cold"
-                      : j->n_cached + 1 >= j->prompt.n ? "full_hit"
-                                                       : "partial_hit";
+    c->cache_reason = esp_cache_reason(j);
     snprintf(c->adapter, sizeof c->adapter, "%s", j->gen->adapter);
 }
 
@@ -149,6 +167,23 @@ uint64_t esp_choice_tokens(const struct esp_choice *c)
 
 /* ---- runs ---- */
 
+/* Put the client's own positions among ascending marks. */
+static size_t add_pins(const struct esp_job *j, size_t marks[ESP_LIMIT_MARKS], size_t n)
+{
+    for (uint32_t i = 0; i < j->n_pin && n < ESP_LIMIT_MARKS; i++) {
+        size_t at = 0;
+
+        while (at < n && marks[at] < j->pins[i].at)
+            at++;
+        if (at < n && marks[at] == j->pins[i].at)
+            continue;
+        memmove(marks + at + 1, marks + at, (n - at) * sizeof *marks);
+        marks[at] = j->pins[i].at;
+        n++;
+    }
+    return n;
+}
+
 /* Ends of messages: the next request is likely to repeat the text up to one of them. */
 static size_t marks_of(const struct esp_server *s, const struct esp_ids *p, size_t marks[ESP_LIMIT_MARKS])
 {
@@ -164,6 +199,13 @@ static size_t marks_of(const struct esp_server *s, const struct esp_ids *p, size
         marks[n - 1 - i] = t;
     }
     return n;
+}
+
+static uint32_t progress_ms(const struct esp_job *j, const struct esp_choice *c)
+{
+    enum { OFTEN = 500 };
+
+    return c ? 0 : j->gen->progress ? OFTEN : UINT32_MAX;
 }
 
 /* Biases of one run: the request's, and with banned the ends of a turn. */
@@ -187,8 +229,11 @@ static bool refused(struct esp_job *j, const esp_error *err, struct esp_api_erro
 {
     if (err->status == ESP_ENOFIT)
         j->s->metrics.rejected_queue++;
-    if (err->status == ESP_ENOFIT && j->n <= j->s->rows + j->s->queue)
+    if (err->status == ESP_ENOFIT && j->n <= j->s->rows + j->s->queue) {
+        if (!e->http)
+            e->retry_after = (int)(1 + esp_wait_estimate(j->s));
         return esp_api_fail(e, "queue_full", NULL, "%s", err->message);
+    }
     if (err->status == ESP_ESTATE)
         return esp_api_fail(e, "draining", NULL, "%s", err->message);
     return esp_api_fail_status(e, err->status == ESP_ENOFIT ? "n" : NULL, err);
@@ -237,14 +282,21 @@ static bool submit(struct esp_job *j, struct esp_choice *c, const struct esp_ids
                                     .marks = marks,
                                     .max_new = limit,
                                     .n_choice = c ? 1 : j->n,
+                                    .score = !c && j->gen->score,
+                                    .progress_ms = progress_ms(j, c),
                                     .opts = seq_opts(j, c),
+                                    .goes_on = c != NULL,
                                     .user = j};
     esp_error err;
     esp_status s = ESP_ENOMEM;
     uint64_t id = 0;
 
     if (marks && bias) {
-        r.n_mark = j->gen->no_cache ? 0 : marks_of(j->s, ids, marks);
+        if (!j->gen->no_cache) {
+            r.n_mark = add_pins(j, marks, marks_of(j->s, ids, marks));
+            r.pins = j->pins;
+            r.n_pin = j->n_pin;
+        }
         r.opts.sampling.bias = bias;
         r.opts.sampling.n_bias = n_bias;
         s = hand_over(j, &r, c ? &c->tokens : NULL, &id, &err);
@@ -338,6 +390,7 @@ static void end_run(struct esp_choice *c, const struct esp_service_event *x)
     if (resumes(c, x))
         return;
     esp_choice_finish(c, x);
+    esp_slots_leave(c);
     count_choice(c);
     if (j->call->r && j->sink->ended)
         j->sink->ended(c);
@@ -345,15 +398,38 @@ static void end_run(struct esp_choice *c, const struct esp_service_event *x)
         end_job(j);
 }
 
-void esp_job_event(struct esp_server *s, const struct esp_service_event *x)
+/* Told of the prompt, before any answer. */
+static void take_prompt(struct esp_job *j, const struct esp_service_event *x)
 {
-    struct esp_job *j = x->user;
-    struct esp_choice *c = choice_of(j, x);
+    if (x->what == ESP_SERVICE_PROGRESS) {
+        const bool first = !j->ns;
+
+        if (first)
+            esp_slots_prompt(j, x);
+        j->n_cached = x->usage.cached_tokens;
+        j->processed = x->processed;
+        j->n_matched = x->matched;
+        j->from_file = x->from_file;
+        j->ns = x->ns;
+        if (first)
+            esp_diagnose(j);
+    }
+    if (!j->call->r || j->cancelled)
+        return;
+    if (x->what == ESP_SERVICE_PROGRESS && j->sink->progress)
+        j->sink->progress(j);
+    if (x->what == ESP_SERVICE_PROMPT && j->sink->prompt)
+        j->sink->prompt(j, x);
+}
+
+/* A token for c, or its end. */
+static void take_answer(struct esp_choice *c, const struct esp_service_event *x)
+{
+    struct esp_job *j = c->job;
     const bool token = x->what == ESP_SERVICE_TOKEN && x->token >= 0;
 
-    (void)s;
-    if (!c || c->ended)
-        return;
+    if (token && c->slot < 0)
+        esp_slots_take(c);
     if (!c->primed && j->in_prompt && x->what != ESP_SERVICE_CANCELLED) {
         c->primed = true;
         esp_choice_feed(c, j->forced, strlen(j->forced));
@@ -362,6 +438,20 @@ void esp_job_event(struct esp_server *s, const struct esp_service_event *x)
         esp_choice_token(c, x);
     if (x->last)
         end_run(c, x);
+}
+
+void esp_job_event(struct esp_server *s, const struct esp_service_event *x)
+{
+    struct esp_job *j = x->user;
+    struct esp_choice *c = choice_of(j, x);
+
+    (void)s;
+    if (!c || c->ended)
+        return;
+    if (x->what == ESP_SERVICE_PROGRESS || x->what == ESP_SERVICE_PROMPT)
+        take_prompt(j, x);
+    else
+        take_answer(c, x);
 }
 
 bool esp_job_start(struct esp_job **out, const struct esp_job_opts *o, uint64_t limit,
@@ -389,6 +479,11 @@ bool esp_job_start(struct esp_job **out, const struct esp_job_opts *o, uint64_t 
     if (o->forced)
         snprintf(j->forced, sizeof j->forced, "%s", o->forced);
     j->in_prompt = !o->thinking;
+    j->nearest = -1;
+    j->has_tools = o->tools != NULL;
+    j->n_pin = o->n_pin < ESP_MAX_PINS ? o->n_pin : ESP_MAX_PINS;
+    if (j->n_pin)
+        memcpy(j->pins, o->pins, j->n_pin * sizeof *j->pins);
     snprintf(j->opening, sizeof j->opening, "%s", o->opening ? o->opening : "");
     if (ok && j->choices[0].banned && (uint64_t)o->gen->min_tokens < limit)
         limit = (uint64_t)o->gen->min_tokens;

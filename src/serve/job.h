@@ -7,6 +7,7 @@
 #ifndef ESP_SERVE_JOB_H
 #define ESP_SERVE_JOB_H
 
+#include "engine/pins.h"
 #include "grammar/grammar.h"
 #include "text/bpe.h"
 #include "text/detokenize.h"
@@ -66,6 +67,9 @@ struct esp_gen {
     bool form_strict, form_compact;
     struct esp_grammar *grammar; /* owned, or NULL */
     struct esp_matcher_opts match;
+    bool debug_cache;           /* ext.cache tells where texts part */
+    bool progress;              /* a stream tells how far its prompt is */
+    bool score;                 /* log-probabilities of the prompt as well */
     json_t *ignored, *warnings; /* arrays, owned */
     bool truncated;             /* max_tokens were lowered: ext says so */
     int64_t clamped_to;
@@ -85,6 +89,7 @@ struct esp_call_made { /* one tool call */
 struct esp_choice {
     struct esp_job *job;
     uint32_t index;
+    int slot;      /* of GET /slots; -1: none yet */
     uint64_t id;   /* of the service; another one after each resumption */
     uint32_t sub;  /* its number there */
     uint64_t left; /* tokens that may still come */
@@ -128,6 +133,10 @@ struct esp_sink {
     /* A tool call: begins (name known), a piece of its arguments, ends. NULL: not wanted. */
     void (*tool)(struct esp_choice *c, struct esp_call_made *made, enum esp_turn_what what, const char *s,
                  size_t len);
+    /* The prompt runs: j->n_cached and j->processed are known. Before the first piece; NULL: not wanted. */
+    void (*progress)(struct esp_job *j);
+    /* A token of the prompt with its log-probability; NULL: not wanted. */
+    void (*prompt)(struct esp_job *j, const struct esp_service_event *x);
     void (*ended)(struct esp_choice *c); /* c->end and what it made are final; NULL: not wanted */
     void (*done)(struct esp_job *j);     /* every choice has ended; not called when the client is gone */
 };
@@ -151,6 +160,15 @@ struct esp_job {
     bool in_prompt;
     char opening[128];
     uint64_t n_cached;
+    uint64_t processed, n_matched, ns; /* as esp_service_event has them; 0 until the prompt runs */
+    bool from_file;
+    int nearest;          /* slot whose last text agrees longest with the prompt, -1: none ... */
+    size_t agreed;        /* ... in so many tokens */
+    bool adapter_differs; /* one agrees that ran with other adapters */
+    bool has_tools;
+    json_t *divergence; /* of that slot's text, as it was when the prompt began; NULL: none */
+    struct esp_seq_pin pins[ESP_MAX_PINS]; /* [n_pin] positions that the client wants kept, ascending */
+    uint32_t n_pin;
 };
 
 struct esp_job_opts {
@@ -167,6 +185,8 @@ struct esp_job_opts {
     /* What an answer must begin with, behind its thinking: the opening of a tool call. NULL: nothing. When
      * the prompt leaves no room for thinking it is part of the prompt already. */
     const char *forced;
+    const struct esp_seq_pin *pins; /* [n_pin] ascending; copied */
+    uint32_t n_pin;
 };
 
 /* max_tokens for a prompt of n tokens, clamped; false with e: it does not fit. */
@@ -197,6 +217,12 @@ void esp_choice_finish(struct esp_choice *c, const struct esp_service_event *x);
 /* Rows of log-probabilities that belong to text delivered since the last call: a new array, NULL when the
  * request asked for none. all: also those behind it that never became text. */
 json_t *esp_choice_rows(struct esp_choice *c, bool all);
+/* {"token", "logprob", "bytes", "token_id", "top_logprobs"} of an event. */
+json_t *esp_logprob_row(const struct esp_job *j, const struct esp_service_event *x);
+/* Why the prompt's text was cached or not, in a word; and where: "ram", "disk", "none". */
+const char *esp_cache_reason(const struct esp_job *j);
+/* Seconds until a request that comes now would run, from what requests have taken so far. */
+double esp_wait_estimate(const struct esp_server *s);
 uint64_t esp_choice_tokens(const struct esp_choice *c);
 const char *esp_end_name(enum esp_end e);
 

@@ -5,10 +5,13 @@
  */
 #include "serve/metrics.h"
 
+#include <limits.h>
 #include <stdarg.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/resource.h>
 
+#include "serve/adapters.h"
 #include "serve/route.h"
 #include "serve/server.h"
 
@@ -22,8 +25,12 @@ const double esp_buckets_phase[] = {.3, .5, .8, 1,  1.5, 2,   2.5, 5,   10,   15
 const double esp_buckets_count[] = {1,    2,    5,   10,  20,  50,  100, 200, 500, 1000,
                                     2000, 5000, 1e4, 2e4, 5e4, 1e5, 2e5, 5e5, 1e6, 0};
 
-static const int statuses[ESP_MAX_STATUSES] = {200, 201, 204, 400, 401, 403, 404, 405, 408, 409, 413,
-                                               414, 415, 429, 431, 499, 500, 501, 503, 505, 529};
+const char *const esp_cache_reasons[ESP_CACHE_REASONS] = {
+    "full_hit", "partial_hit",     "cold",    "no_checkpoint_before_divergence",
+    "evicted",  "adapter_differs", "disabled"};
+
+static const int statuses[ESP_MAX_STATUSES] = {200, 201, 202, 204, 400, 401, 403, 404, 405, 408, 409,
+                                               413, 414, 415, 429, 431, 499, 500, 501, 503, 505, 529};
 
 void esp_observe_seconds(struct esp_histogram *h, const double *buckets, double x)
 {
@@ -50,12 +57,23 @@ void esp_count_http(struct esp_metrics *m, int route, int status)
 struct page {
     struct esp_strbuf *out;
     const char *model;
+    unsigned families; /* esp_serve_metrics */
 };
+
+/* Whether a name's family was asked for. */
+static bool wanted(const struct page *p, const char *name)
+{
+    const unsigned family = *name == 'v'   ? ESP_METRICS_VLLM
+                            : *name == 'l' ? ESP_METRICS_LLAMACPP
+                                           : ESP_METRICS_OWN;
+
+    return p->families & family;
+}
 
 /* A label's value: quotes, backslashes and line ends are escaped. */
 static void label(struct esp_strbuf *out, const char *s)
 {
-    for (; *s; s++) {
+    for (; s && *s; s++) {
         if (*s == '"' || *s == '\\')
             esp_strbuf_putc(out, '\\');
         if (*s == '\n')
@@ -67,11 +85,14 @@ static void label(struct esp_strbuf *out, const char *s)
 
 static void head(const struct page *p, const char *name, const char *type)
 {
-    esp_strbuf_printf(p->out, "# TYPE %s %s\n", name, type);
+    if (wanted(p, name))
+        esp_strbuf_printf(p->out, "# TYPE %s %s\n", name, type);
 }
 
 static void line(const struct page *p, const char *name, const char *key, const char *value, double x)
 {
+    if (!wanted(p, name))
+        return;
     esp_strbuf_printf(p->out, "%s{model_name=\"", name);
     label(p->out, p->model);
     if (key) {
@@ -79,6 +100,16 @@ static void line(const struct page *p, const char *name, const char *key, const 
         label(p->out, value);
     }
     esp_strbuf_printf(p->out, "\"} %.17g\n", x);
+}
+
+/* The same for the one device there is. */
+static void two(const struct page *p, const char *name, const char *key, const char *value, double x)
+{
+    if (!wanted(p, name))
+        return;
+    esp_strbuf_printf(p->out, "%s{model_name=\"", name);
+    label(p->out, p->model);
+    esp_strbuf_printf(p->out, "\",device=\"host\",%s=\"%s\"} %.17g\n", key, value, x);
 }
 
 static void one(const struct page *p, const char *name, const char *type, double x)
@@ -92,6 +123,8 @@ static void histogram(const struct page *p, const char *name, const struct esp_h
 {
     uint64_t below = 0;
 
+    if (!wanted(p, name))
+        return;
     head(p, name, "histogram");
     for (size_t i = 0;; i++) {
         esp_strbuf_printf(p->out, "%s_bucket{model_name=\"", name);
@@ -161,14 +194,109 @@ static void counters(const struct page *p, const struct esp_metrics *m, const es
     line(p, "espalier:admission_rejected_total", "code", "context_length_exceeded",
          (double)m->rejected_context);
     head(p, "espalier:cache_lookup_total", "counter");
-    line(p, "espalier:cache_lookup_total", "reason", "hit", (double)t->cache_hits);
-    line(p, "espalier:cache_lookup_total", "reason", "cold", (double)t->cache_miss_new);
-    line(p, "espalier:cache_lookup_total", "reason", "no_checkpoint_before_divergence",
-         (double)t->cache_miss_checkpoint);
+    for (int i = 0; i < ESP_CACHE_REASONS; i++)
+        line(p, "espalier:cache_lookup_total", "reason", esp_cache_reasons[i], (double)m->cache_reasons[i]);
+}
+
+/* Speculation, under both families of names. */
+static void drafts(const struct page *p, const esp_stats *t)
+{
+    static const char *const families[] = {"vllm", "llamacpp"};
+    char name[80], position[12];
+
+    for (int f = 0; f < 2; f++) {
+        snprintf(name, sizeof name, "%s:spec_decode_num_drafts_total", families[f]);
+        one(p, name, "counter", (double)t->spec_rounds);
+        snprintf(name, sizeof name, "%s:spec_decode_num_draft_tokens_total", families[f]);
+        one(p, name, "counter", (double)t->spec_drafted);
+        snprintf(name, sizeof name, "%s:spec_decode_num_accepted_tokens_total", families[f]);
+        one(p, name, "counter", (double)t->spec_accepted);
+        snprintf(name, sizeof name, "%s:spec_decode_num_accepted_tokens_per_pos_total", families[f]);
+        head(p, name, "counter");
+        for (int i = 0; i < ESP_SPEC_POSITIONS; i++) {
+            snprintf(position, sizeof position, "%d", i);
+            line(p, name, "position", position, (double)t->spec_right_at[i]);
+        }
+    }
+}
+
+/* Where the memory is. */
+static void memory(const struct page *p, const struct esp_server *s, const esp_stats *t)
+{
+    const struct {
+        const char *kind;
+        uint64_t bytes;
+    } kinds[] = {{"weights", s->plan.weights},         {"kv", s->plan.kv_pool},
+                 {"states", s->plan.state_pool},       {"transient", s->plan.scratch},
+                 {"speculation", s->plan.speculation}, {"fixed", s->plan.fixed},
+                 {"adapters", s->plan.adapters}};
+
+    one(p, "espalier:state_bytes", "gauge", (double)t->slots_used * (double)s->units.slot);
+    one(p, "espalier:kv_bytes", "gauge", (double)t->pages_used * (double)s->units.page);
+    one(p, "espalier:checkpoint_bytes", "gauge", (double)t->cache_checkpoints * (double)s->units.slot);
+    head(p, "espalier:cache_tier_bytes", "gauge");
+    line(p, "espalier:cache_tier_bytes", "tier", "ram", (double)t->cache_checkpoints * (double)s->units.slot);
+    line(p, "espalier:cache_tier_bytes", "tier", "disk", (double)t->disk_bytes);
+    one(p, "espalier:cache_texts", "gauge", t->cache_texts);
+    one(p, "espalier:cache_evictions_total", "counter", (double)t->cache_evictions);
+    if (s->plan.total == 0)
+        return;
+    head(p, "espalier:memory_bytes", "gauge");
+    for (size_t i = 0; i < sizeof kinds / sizeof kinds[0]; i++)
+        two(p, "espalier:memory_bytes", "kind", kinds[i].kind, (double)kinds[i].bytes);
+    head(p, "espalier:memory_headroom_bytes", "gauge");
+    line(p, "espalier:memory_headroom_bytes", "device", "host",
+         s->budget > s->plan.total ? (double)(s->budget - s->plan.total) : 0.0);
+}
+
+/* Requests by adapter, and those in use. */
+static void adapters(const struct page *p, const struct esp_server *s)
+{
+    json_t *list = esp_mounts_list(s), *a;
+    char names[1024] = "";
+    size_t i;
+
+    head(p, "espalier:adapter_requests_total", "counter");
+    json_array_foreach(list, i, a)
+    {
+        const char *id = json_string_value(json_object_get(a, "id"));
+        const size_t used = strlen(names);
+
+        line(p, "espalier:adapter_requests_total", "adapter", id,
+             (double)json_integer_value(json_object_get(a, "requests_total")));
+        if (json_integer_value(json_object_get(a, "refs")))
+            snprintf(names + used, sizeof names - used, "%s%s", used ? "," : "", id);
+    }
+    json_decref(list);
+    if (!wanted(p, "vllm:lora_requests_info"))
+        return;
+    head(p, "vllm:lora_requests_info", "gauge");
+    esp_strbuf_puts(p->out, "vllm:lora_requests_info{model_name=\"");
+    label(p->out, p->model);
+    esp_strbuf_puts(p->out, "\",running_lora_adapters=\"");
+    label(p->out, names);
+    esp_strbuf_printf(p->out, "\",waiting_lora_adapters=\"\",max_lora=\"%d\"} %lld\n", ESP_ADAPTERS_MAX,
+                      (long long)s->started_unix);
+}
+
+static void errors(const struct page *p, const struct esp_server *s)
+{
+    const char *code;
+    json_t *n;
+
+    head(p, "espalier:errors_total", "counter");
+    json_object_foreach(s->errors, code, n)
+    {
+        line(p, "espalier:errors_total", "code", code, (double)json_integer_value(n));
+    }
+    one(p, "espalier:device_lost_total", "counter",
+        (double)json_integer_value(json_object_get(s->errors, "device_lost")));
 }
 
 static void http_counts(const struct page *p, const struct esp_metrics *m)
 {
+    if (!wanted(p, "espalier:http_requests_total"))
+        return;
     head(p, "espalier:http_requests_total", "counter");
     for (size_t r = 0; r < ESP_MAX_ROUTES; r++)
         for (size_t i = 0; i < ESP_MAX_STATUSES; i++) {
@@ -202,12 +330,17 @@ static void process(const struct page *p, const struct esp_server *s)
 void esp_metrics_write(struct esp_server *s, struct esp_strbuf *out)
 {
     const struct esp_metrics *m = &s->metrics;
-    const struct page p = {out, s->o.model_id};
+    const struct page p = {out, s->o.model_id, s->o.metrics_names ? s->o.metrics_names : UINT_MAX};
     esp_stats t;
 
     esp_service_stats(s->service, &t);
     gauges(&p, &t);
     counters(&p, m, &t);
+    drafts(&p, &t);
+    memory(&p, s, &t);
+    adapters(&p, s);
+    errors(&p, s);
+    histogram(&p, "espalier:grammar_compile_seconds", &m->grammar, esp_buckets_phase);
     histogram(&p, "vllm:time_to_first_token_seconds", &m->ttft, esp_buckets_ttft);
     histogram(&p, "vllm:inter_token_latency_seconds", &m->inter_token, esp_buckets_token);
     histogram(&p, "vllm:e2e_request_latency_seconds", &m->e2e, esp_buckets_phase);

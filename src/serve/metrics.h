@@ -21,14 +21,19 @@ struct esp_histogram {
 enum esp_finish_class { ESP_CLASS_STOP, ESP_CLASS_LENGTH, ESP_CLASS_ABORT, ESP_CLASS_ERROR, ESP_CLASSES };
 enum esp_gone_phase { ESP_GONE_QUEUED, ESP_GONE_PREFILL, ESP_GONE_DECODE, ESP_GONE_PHASES };
 
+/* Why a prompt was cached or not: as ext.cache.reason has it. */
+enum { ESP_CACHE_REASONS = 7 };
+extern const char *const esp_cache_reasons[ESP_CACHE_REASONS];
+
 struct esp_metrics {
-    struct esp_histogram ttft, inter_token, e2e, queue, prefill, decode, inference;
+    struct esp_histogram ttft, inter_token, e2e, queue, prefill, decode, inference, grammar;
     struct esp_histogram prompt_tokens, output_tokens, max_tokens, n;
     uint64_t finished[ESP_CLASSES];
     uint64_t prompt_total, output_total, reasoning_total, query_tokens, hit_tokens;
     uint64_t gone[ESP_GONE_PHASES], slow_clients;
     uint64_t calls_ok, calls_warned, clamped, preemptions;
     uint64_t rejected_queue, rejected_context;
+    uint64_t cache_reasons[ESP_CACHE_REASONS];
     uint64_t http[ESP_MAX_ROUTES][ESP_MAX_STATUSES]; /* by route and status of the tables in metrics.c */
 };
 

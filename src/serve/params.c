@@ -163,14 +163,9 @@ static void read_unbuilt(struct esp_fields *f)
     static const struct {
         const char *name;
         double off, off2;
-    } rows[] = {{"typical_p", 1, 0},
-                {"xtc_probability", 0, 0},
+    } rows[] = {{"xtc_probability", 0, 0},
                 {"dry_multiplier", 0, 0},
                 {"mirostat", 0, 0},
-                {"repetition_context_size", 0, -1},
-                {"presence_context_size", 0, -1},
-                {"frequency_context_size", 0, -1},
-                {"repeat_last_n", 0, -1},
                 {"top_a", 0, 0},
                 {"tfs", 1, 1}};
 
@@ -192,6 +187,25 @@ static void read_unbuilt(struct esp_fields *f)
     }
 }
 
+/* Tokens back to which penalties look; 0 and, as another server has it, -1 are all of them. */
+static void read_windows(struct esp_fields *f, esp_sampling *o)
+{
+    const struct {
+        const char *name;
+        uint32_t *out;
+    } rows[] = {{"repetition_context_size", &o->repetition_context},
+                {"presence_context_size", &o->presence_context},
+                {"frequency_context_size", &o->frequency_context}};
+    int64_t n = 0;
+
+    if (esp_field_int(f, "repeat_last_n", -1, INT32_MAX, &n))
+        for (size_t i = 0; i < 3; i++)
+            *rows[i].out = n > 0 ? (uint32_t)n : 0;
+    for (size_t i = 0; i < 3; i++)
+        if (esp_field_int(f, rows[i].name, 0, INT32_MAX, &n))
+            *rows[i].out = (uint32_t)n;
+}
+
 static void read_sampling(struct esp_fields *f, struct esp_gen *g)
 {
     esp_sampling *o = &g->sampling;
@@ -205,6 +219,8 @@ static void read_sampling(struct esp_fields *f, struct esp_gen *g)
     real_into(f, "repetition_penalty", ESP_ABOVE, 0, 2, &o->repetition_penalty);
     real_into(f, "presence_penalty", ESP_FROM, -2, 2, &o->presence_penalty);
     real_into(f, "frequency_penalty", ESP_FROM, -2, 2, &o->frequency_penalty);
+    real_into(f, "typical_p", ESP_ABOVE, 0, 1, &o->typical_p);
+    read_windows(f, o);
     if (esp_field_int(f, "top_k", -1, INT32_MAX, &n))
         o->top_k = (int32_t)n;
     if (esp_field_int(f, "seed", INT64_MIN, INT64_MAX, &n)) {
@@ -244,7 +260,7 @@ static void read_limits(struct esp_fields *f, struct esp_gen *g)
 
 void esp_params_read(struct esp_fields *f, struct esp_gen *g, const struct esp_server *s)
 {
-    static const char *const hints[] = {"prompt_cache_key", "user", "cache_debug"};
+    static const char *const hints[] = {"prompt_cache_key", "user"};
     bool on = true;
     int mode = 0;
 
@@ -261,8 +277,8 @@ void esp_params_read(struct esp_fields *f, struct esp_gen *g, const struct esp_s
     if (esp_field_word(f, "logprobs_mode", "raw|processed", &mode) && mode == 1)
         esp_api_fail(f->e, "unsupported_value", "logprobs_mode",
                      "logprobs_mode: 'processed' is not in this version; raw is accepted");
-    if (esp_field_bool(f, "return_progress", &on) && on)
-        esp_gen_warn(g, "return_progress is not in this version");
+    esp_field_bool(f, "return_progress", &g->progress);
+    esp_field_bool(f, "cache_debug", &g->debug_cache);
     esp_mounts_read(f, g, s);
     for (size_t i = 0; i < sizeof hints / sizeof hints[0]; i++)
         esp_field_any(f, hints[i]);

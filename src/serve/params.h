@@ -25,10 +25,12 @@ struct esp_chat_params {
     json_t *kwargs;   /* owned object */
     enum esp_tool_choice tool_choice;
     char tool_name[136];
-    int thinking;   /* -1: not said, 0: off, 1: on */
-    int64_t budget; /* -1: none */
+    int thinking;                  /* -1: not said, 0: off, 1: on */
+    int64_t budget;                /* -1: none */
+    const int64_t *effort_budgets; /* the server's */
     bool no_generation_prompt, continue_final;
     bool include_reasoning, raw_reasoning;
+    double keep_tools; /* seconds: cache_control of a tool; 0: none */
 };
 
 void esp_chat_init(struct esp_chat_params *p, const struct esp_server *s);
@@ -47,19 +49,47 @@ bool esp_chat_normalize(struct esp_chat_params *p, struct esp_gen *g, const stru
 struct esp_prompt {
     struct esp_ids ids;
     struct esp_strbuf text;
-    bool thinking;     /* ends inside <think> */
-    bool continued;    /* ends inside the assistant's text */
-    char opening[128]; /* the template's text behind the header of the assistant's turn */
-    char forced[300];  /* of the tool choice: in the prompt already unless thinking */
+    bool thinking;                         /* ends inside <think> */
+    bool continued;                        /* ends inside the assistant's text */
+    char opening[128];                     /* the template's text behind the header of the assistant's turn */
+    char forced[300];                      /* of the tool choice: in the prompt already unless thinking */
+    struct esp_seq_pin pins[ESP_MAX_PINS]; /* [n_pin] from the client's cache_control */
+    uint32_t n_pin;
 };
 
 void esp_prompt_free(struct esp_prompt *p);
-/* Render and tokenize; bans openers in g as thinking and tool choice ask. */
-bool esp_prompt_chat(struct esp_prompt *out, const struct esp_chat_params *p, struct esp_gen *g,
-                     struct esp_server *s, struct esp_api_error *e);
+/* Render and tokenize. False with e. */
+bool esp_prompt_chat(struct esp_prompt *out, const struct esp_chat_params *p, const struct esp_server *s,
+                     struct esp_api_error *e);
+/* Make it ready for a generation with g, whose grammar is known: what is forced, what is banned. */
+bool esp_prompt_finish(struct esp_prompt *out, const struct esp_chat_params *p, struct esp_gen *g,
+                       const struct esp_server *s, struct esp_api_error *e);
 /* What a job of the prompt is started with; prompt->ids are taken over. */
 struct esp_job_opts esp_prompt_job(struct esp_call *c, struct esp_prompt *prompt, struct esp_chat_params *p,
                                    struct esp_gen *g);
+/* ---- start.c: from what was read to a generation that runs ---- */
+
+struct esp_start {
+    struct esp_call *call;
+    struct esp_gen *gen;
+    struct esp_chat_params *p;
+    const struct esp_sink *sink;
+    const char *call_prefix;          /* of tool call ids */
+    void (*begin)(struct esp_job *j); /* a stream's first events */
+    void (*ping)(struct esp_call *c); /* its keep-alive */
+};
+/* Render, get the grammar (which may take a while; the call lives on), and hand over. Errors are the call's
+ * and answered when they come later. What *o points to must live as long as the call. */
+void esp_start_chat(const struct esp_start *o);
+/* The number of tokens that the prompt has. False with the call's error. */
+bool esp_start_count(struct esp_call *c, const struct esp_chat_params *p, uint64_t *out);
+/* A job has failed before its stream began: its error becomes the call's reply. */
+void esp_reply_job_error(struct esp_job *j);
+/* The whole answer of a generation with its headers; v is released. */
+void esp_reply_answer(struct esp_call *c, json_t *v);
+/* The begin of every streamed reply. */
+void esp_start_stream(struct esp_job *j, void (*ping)(struct esp_call *c));
+
 /* Text or ids, as completions have them. */
 bool esp_prompt_text(struct esp_ids *out, const struct esp_server *s, const char *text, size_t len,
                      bool control, struct esp_api_error *e);
@@ -68,7 +98,11 @@ bool esp_prompt_ids(struct esp_ids *out, const struct esp_server *s, const json_
 
 /* usage, timings, ext of a finished job (OpenAI form). */
 json_t *esp_usage_json(const struct esp_job *j);
+/* Tokens of the prompt that were put into the cache because the request asked for it. */
+uint64_t esp_cache_written(const struct esp_job *j);
 json_t *esp_timings_json(const struct esp_job *j);
 json_t *esp_ext_json(const struct esp_job *j);
+/* prompt_progress of a chunk. */
+json_t *esp_progress_json(const struct esp_job *j);
 
 #endif

@@ -9,12 +9,15 @@
 
 #include <stdio.h>
 #include <string.h>
+#include <time.h>
 
 #include "base/hash.h"
 #include "base/json.h"
 #include "base/limits.h"
 #include "base/mem.h"
 #include "engine/chat.h"
+
+#include "serve/replay_store.h"
 
 enum { MAX_KEYS = 34 };
 
@@ -27,6 +30,8 @@ struct kept {
     json_t *keys;                /* array of strings */
     uint32_t *ids;               /* [n] */
     size_t n, bytes;
+    double created; /* seconds since 1970 */
+    int64_t number; /* in the file; 0: it is not there */
 };
 
 struct esp_replay {
@@ -35,15 +40,19 @@ struct esp_replay {
     uint32_t cap;
     uint64_t max_bytes, bytes, hits;
     json_t *map; /* key to number */
+    double ttl;
+    struct esp_replay_store *store; /* NULL: memory alone */
 };
 
-esp_status esp_replay_open(struct esp_replay **out, uint32_t max_entries, uint64_t max_bytes, esp_error *err)
+esp_status esp_replay_open(struct esp_replay **out, uint32_t max_entries, uint64_t max_bytes, double ttl,
+                           esp_error *err)
 {
     struct esp_replay *r = esp_alloc(sizeof *r);
 
     if (r) {
         r->cap = max_entries ? max_entries : 1;
         r->max_bytes = max_bytes;
+        r->ttl = ttl;
         r->ring = esp_alloc_array(r->cap, sizeof *r->ring);
         r->map = json_object();
     }
@@ -53,6 +62,25 @@ esp_status esp_replay_open(struct esp_replay **out, uint32_t max_entries, uint64
     }
     *out = r;
     return ESP_OK;
+}
+
+static void free_kept(struct kept *k)
+{
+    json_decref(k->content);
+    json_decref(k->reasoning);
+    json_decref(k->calls);
+    json_decref(k->keys);
+    esp_free(k->opening);
+    esp_free(k->ids);
+    memset(k, 0, sizeof *k);
+}
+
+static double clock_now(void)
+{
+    struct timespec t;
+
+    clock_gettime(CLOCK_REALTIME, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
 static void drop_oldest(struct esp_replay *r)
@@ -69,13 +97,9 @@ static void drop_oldest(struct esp_replay *r)
             json_object_del(r->map, s);
     }
     r->bytes -= k->bytes;
-    json_decref(k->content);
-    json_decref(k->reasoning);
-    json_decref(k->calls);
-    json_decref(k->keys);
-    esp_free(k->opening);
-    esp_free(k->ids);
-    memset(k, 0, sizeof *k);
+    if (r->store && k->number)
+        esp_replay_store_delete(r->store, k->number);
+    free_kept(k);
     r->first++;
 }
 
@@ -83,6 +107,8 @@ void esp_replay_close(struct esp_replay *r)
 {
     if (!r)
         return;
+    esp_replay_store_close(r->store);
+    r->store = NULL; /* the file keeps its turns */
     while (r->first < r->next)
         drop_oldest(r);
     json_decref(r->map);
@@ -139,25 +165,47 @@ static bool is_whole(const struct esp_choice *c)
            (c->end == ESP_END_STOP || c->end == ESP_END_CALLS || c->end == ESP_END_LENGTH);
 }
 
+/* k, whole, is taken over. */
+static void enter(struct esp_replay *r, struct kept *k)
+{
+    while (r->first < r->next && (r->next - r->first == r->cap || r->bytes + k->bytes > r->max_bytes ||
+                                  r->ring[r->first % r->cap].created < clock_now() - r->ttl))
+        drop_oldest(r);
+    r->ring[r->next % r->cap] = *k;
+    r->bytes += k->bytes;
+    for (size_t i = 0; i < json_array_size(k->keys); i++)
+        json_object_set_new(r->map, json_string_value(json_array_get(k->keys, i)),
+                            json_integer((json_int_t)r->next));
+    r->next++;
+}
+
+static size_t bytes_of(size_t n_ids, const json_t *content, const json_t *reasoning)
+{
+    enum { OVERHEAD = 512 }; /* the rest of a turn: keys, calls, the map's entries */
+
+    return n_ids * sizeof(uint32_t) + json_string_length(content) + json_string_length(reasoning) + OVERHEAD;
+}
+
 void esp_replay_keep(struct esp_replay *r, const struct esp_choice *c, const char *key)
 {
-    struct kept k = {0};
+    struct kept k = {.created = clock_now()};
     char text[40];
 
     if (!r || !is_whole(c))
         return;
     k.n = c->tokens.n;
-    k.bytes = k.n * sizeof *k.ids + c->content.len + c->reasoning.len + 512;
-    if (k.bytes > r->max_bytes)
-        return;
     k.content = trimmed(esp_strbuf_str(&c->content), c->content.len);
     k.reasoning = trimmed(esp_strbuf_str(&c->reasoning), c->reasoning.len);
+    k.bytes = bytes_of(k.n, k.content, k.reasoning);
     k.calls = calls_of(c);
     k.keys = json_array();
     k.ids = esp_alloc_array(k.n, sizeof *k.ids);
     k.opening = esp_strndup(c->job->opening, strlen(c->job->opening));
-    if (k.ids)
-        memcpy(k.ids, c->tokens.data, k.n * sizeof *k.ids);
+    if (!k.ids || !k.opening || k.bytes > r->max_bytes) {
+        free_kept(&k);
+        return;
+    }
+    memcpy(k.ids, c->tokens.data, k.n * sizeof *k.ids);
     if (key)
         json_array_append_new(k.keys, json_string(key));
     for (size_t i = 0; i < c->n_call && i < MAX_KEYS - 2; i++)
@@ -166,14 +214,47 @@ void esp_replay_keep(struct esp_replay *r, const struct esp_choice *c, const cha
         text_key(text, k.content);
         json_array_append_new(k.keys, json_string(text));
     }
-    while (r->first < r->next && (r->next - r->first == r->cap || r->bytes + k.bytes > r->max_bytes))
-        drop_oldest(r);
-    r->ring[r->next % r->cap] = k;
-    r->bytes += k.bytes;
-    for (size_t i = 0; i < json_array_size(k.keys); i++)
-        json_object_set_new(r->map, json_string_value(json_array_get(k.keys, i)),
-                            json_integer((json_int_t)r->next));
-    r->next++;
+    if (r->store)
+        k.number = esp_replay_store_put(r->store, &(struct esp_replay_row){.opening = k.opening,
+                                                                           .content = k.content,
+                                                                           .reasoning = k.reasoning,
+                                                                           .calls = k.calls,
+                                                                           .keys = k.keys,
+                                                                           .ids = k.ids,
+                                                                           .n = k.n,
+                                                                           .created = k.created});
+    enter(r, &k);
+}
+
+/* A turn of the file. */
+static bool take_row(void *user, int64_t number, const struct esp_replay_row *row)
+{
+    struct esp_replay *r = user;
+    struct kept k = {.n = row->n, .created = row->created, .number = number};
+
+    k.bytes = bytes_of(row->n, row->content, row->reasoning);
+    if (k.bytes > r->max_bytes)
+        return false;
+    k.opening = esp_strndup(row->opening, strlen(row->opening));
+    k.ids = esp_alloc_array(k.n, sizeof *k.ids);
+    if (!k.opening || !k.ids) {
+        free_kept(&k);
+        return true; /* it stays in the file */
+    }
+    memcpy(k.ids, row->ids, k.n * sizeof *k.ids);
+    k.content = json_incref((json_t *)row->content);
+    k.reasoning = json_incref((json_t *)row->reasoning);
+    k.calls = json_incref((json_t *)row->calls);
+    k.keys = json_incref((json_t *)row->keys);
+    enter(r, &k);
+    return true;
+}
+
+esp_status esp_replay_persist(struct esp_replay *r, const char *dir, uint64_t tokenizer, esp_error *err)
+{
+    ESP_TRY(esp_replay_store_open(&r->store, dir, tokenizer, r->ttl, err));
+    esp_replay_store_each(r->store, take_row, r);
+    return ESP_OK;
 }
 
 /* ---- putting back ---- */
@@ -181,8 +262,9 @@ void esp_replay_keep(struct esp_replay *r, const struct esp_choice *c, const cha
 static const struct kept *lookup(const struct esp_replay *r, const char *key)
 {
     const json_t *n = key ? json_object_get(r->map, key) : NULL;
+    const struct kept *k = n ? &r->ring[(uint64_t)json_integer_value(n) % r->cap] : NULL;
 
-    return n ? &r->ring[(uint64_t)json_integer_value(n) % r->cap] : NULL;
+    return k && k->created >= clock_now() - r->ttl ? k : NULL;
 }
 
 static json_t *arguments_of(const json_t *call)

@@ -18,7 +18,12 @@
 
 struct esp_replay;
 
-esp_status esp_replay_open(struct esp_replay **out, uint32_t max_entries, uint64_t max_bytes, esp_error *err);
+/* Turns older than ttl seconds are forgotten. */
+esp_status esp_replay_open(struct esp_replay **out, uint32_t max_entries, uint64_t max_bytes, double ttl,
+                           esp_error *err);
+/* Keep them in a file in dir as well, and read those that are there for the same tokenizer (a hash of it).
+ * ESP_EIO: the turns stay in memory alone. */
+esp_status esp_replay_persist(struct esp_replay *r, const char *dir, uint64_t tokenizer, esp_error *err);
 void esp_replay_close(struct esp_replay *r);
 /* Keep a finished answer under the ids of its calls, the key (or NULL), and its text. r may be NULL. */
 void esp_replay_keep(struct esp_replay *r, const struct esp_choice *c, const char *key);

@@ -46,6 +46,20 @@ void esp_cancel_response(struct esp_call *c);
 void esp_get_adapters(struct esp_call *c); /* adapters.c */
 void esp_post_adapters(struct esp_call *c);
 void esp_delete_adapter(struct esp_call *c);
+void esp_get_available(struct esp_call *c);
+void esp_load_lora(struct esp_call *c);
+void esp_unload_lora(struct esp_call *c);
+void esp_get_cache(struct esp_call *c); /* api_cache.c */
+void esp_post_cache_prewarm(struct esp_call *c);
+void esp_post_cache_save(struct esp_call *c);
+void esp_post_cache_load(struct esp_call *c);
+void esp_post_cache_flush(struct esp_call *c);
+void esp_delete_cache(struct esp_call *c);
+void esp_post_slot(struct esp_call *c);
+void esp_admin_drain(struct esp_call *c); /* api_admin.c */
+void esp_admin_reload_keys(struct esp_call *c);
+void esp_admin_log_level(struct esp_call *c);
+void esp_get_fit(struct esp_call *c);
 void esp_get_health(struct esp_call *c); /* api_info.c */
 void esp_get_root(struct esp_call *c);
 void esp_get_version(struct esp_call *c);

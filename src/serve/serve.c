@@ -12,24 +12,30 @@
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
+#include "base/hash.h"
 #include "base/limits.h"
 #include "base/mem.h"
 #include "engine/chat.h"
 
 #include "serve/adapters.h"
 #include "serve/background.h"
-#include "serve/constrain.h"
+#include "serve/grammars.h"
 #include "serve/job.h"
 #include "serve/keys.h"
 #include "serve/replay.h"
+#include "serve/slots.h"
 #include "serve/store.h"
 
 enum { EVENTS_AT_ONCE = 64, TICK_MS = 100, N_GRAMMARS = 64 };
 
+/* What the loading thread makes; the server gets it on the loop, when all of it is there. */
 struct loading {
     struct esp_server *s;
     struct esp_serve_engine made;
+    struct esp_mounts *adapters;
+    struct esp_grammars *grammars;
 };
 
 void esp_serve_defaults(struct esp_serve_opts *o)
@@ -50,7 +56,10 @@ void esp_serve_defaults(struct esp_serve_opts *o)
     o->sse_ping = 5;
     o->sampling = (struct esp_serve_sampling){NAN, NAN, NAN, NAN, NAN, NAN, -2};
     o->thinking_budget = -1;
-    o->replay_entries = 10000;
+    o->replay_entries = 100000;
+    o->replay_ttl = 7 * 86400;
+    memcpy(o->effort_budgets, (const int64_t[]){512, 2048, 8192, -1, -1, -1}, sizeof o->effort_budgets);
+    o->answer_reserve = 256;
     o->replay_bytes = 64u << 20;
     o->response_bytes = 64u << 20;
     o->response_ttl = 3600;
@@ -67,8 +76,8 @@ static esp_status load(void *arg, esp_error *err)
     ESP_TRY(l->s->o.load(l->s->o.user, &l->made, err));
     if (!esp_model_tokenizer(l->made.model))
         return esp_fail(err, ESP_ENOTFOUND, "the model has no tokenizer.json; a server needs text");
-    ESP_TRY(esp_mounts_open(&l->s->adapters, &l->s->o, l->made.model, err));
-    return esp_grammars_open(&l->s->grammars, l->made.model, N_GRAMMARS, err);
+    ESP_TRY(esp_mounts_open(&l->adapters, &l->s->o, l->made.model, err));
+    return esp_grammars_open(&l->grammars, l->s, l->made.model, N_GRAMMARS, err);
 }
 
 static void on_events(evutil_socket_t fd, short what, void *arg)
@@ -96,6 +105,31 @@ static esp_token find_token(const struct esp_server *s, const char *text)
                                                                                            : -1;
 }
 
+/* Of all tokens: ids that were kept mean the same only where this is the same. */
+static uint64_t hash_tokens(const struct esp_server *s)
+{
+    const struct esp_tokenizer *t = esp_model_tokenizer(s->model);
+    uint64_t h = s->info.n_token;
+
+    for (uint32_t i = 0; i < s->info.n_token; i++) {
+        const char *bytes = "";
+        size_t len = 0;
+
+        esp_tokenizer_token_bytes(t, i, &bytes, &len);
+        h = esp_hash(bytes, len, h);
+    }
+    return h;
+}
+
+/* Turns of earlier runs. Without them the server is as good, only slower now and then. */
+static void read_turns(struct esp_server *s)
+{
+    esp_error err;
+
+    if (s->o.replay_dir && esp_replay_persist(s->replay, s->o.replay_dir, hash_tokens(s), &err) != ESP_OK)
+        esp_server_log(s, json_pack("{s:s,s:s}", "event", "kept turns not read", "error", err.message));
+}
+
 static esp_status start_service(struct esp_server *s, const struct esp_serve_engine *made, esp_error *err)
 {
     s->model = made->model;
@@ -104,6 +138,9 @@ static esp_status start_service(struct esp_server *s, const struct esp_serve_eng
     s->rows = made->rows;
     s->queue = made->queue;
     s->kv_tokens = made->kv_tokens;
+    s->plan = made->plan;
+    s->budget = made->budget;
+    esp_texts_units(s->engine, &s->units);
     esp_model_describe(s->model, &s->info);
     s->ends = esp_alloc_array(s->info.n_token + 1, sizeof *s->ends);
     if (!s->ends)
@@ -111,6 +148,8 @@ static esp_status start_service(struct esp_server *s, const struct esp_serve_eng
     for (uint32_t i = 0; i < s->info.n_token; i++)
         if (esp_token_is_end(s->model, (esp_token)i))
             s->ends[s->n_end++] = (esp_token)i;
+    ESP_TRY(esp_slots_open(s, err));
+    read_turns(s);
     s->think = find_token(s, "<think>");
     s->tool_call = find_token(s, "<tool_call>");
     ESP_TRY(esp_service_open(&s->service, s->engine, NULL, err));
@@ -125,6 +164,8 @@ static void loaded(void *arg, esp_status status, const esp_error *err)
     struct loading *l = arg;
     struct esp_server *s = l->s;
 
+    s->adapters = l->adapters;
+    s->grammars = l->grammars;
     s->status = status;
     if (status == ESP_OK)
         s->status = start_service(s, &l->made, &s->error);
@@ -182,18 +223,19 @@ static void keep_draining(struct esp_server *s, double now)
 
 /* ---- now and then ---- */
 
-static void reload_keys(struct esp_server *s)
+esp_status esp_server_reload_keys(struct esp_server *s, esp_error *err)
 {
     struct esp_keys *fresh = NULL;
-    esp_error err;
+    const esp_status status = esp_keys_open(&fresh, s->o.api_key, s->o.api_key_file, err);
 
-    if (esp_keys_open(&fresh, s->o.api_key, s->o.api_key_file, &err) == ESP_OK) {
+    if (status == ESP_OK) {
         esp_keys_close(s->keys);
         s->keys = fresh;
         esp_server_log(s, json_pack("{s:s}", "event", "keys reloaded"));
     } else {
-        esp_server_log(s, json_pack("{s:s,s:s}", "event", "keys kept", "error", err.message));
+        esp_server_log(s, json_pack("{s:s,s:s}", "event", "keys kept", "error", err->message));
     }
+    return status;
 }
 
 static void look_at_jobs(struct esp_server *s, double now)
@@ -223,12 +265,13 @@ static void on_tick(evutil_socket_t fd, short what, void *arg)
     const double now = esp_serve_now();
     const unsigned asked = s->o.poll ? s->o.poll(s->o.user) : 0;
     struct esp_call *next;
+    esp_error err;
 
     (void)fd;
     (void)what;
     if (asked & ESP_SERVE_RELOAD)
-        reload_keys(s);
-    if (asked & ESP_SERVE_STOP)
+        esp_server_reload_keys(s, &err);
+    if (asked & ESP_SERVE_STOP || s->asked_to_end)
         drain(s);
     look_at_jobs(s, now);
     for (struct esp_call *c = s->calls; c; c = next) {
@@ -309,12 +352,14 @@ static esp_status open_server(struct esp_server *s, esp_error *err)
     s->started = esp_serve_now();
     s->started_unix = (int64_t)time(NULL);
     s->recent = json_array();
+    s->errors = json_object();
+    s->log_level = ESP_LOG_ALL;
     s->think = s->tool_call = -1;
     s->base = event_base_new();
-    if (!s->base || !s->recent)
+    if (!s->base || !s->recent || !s->errors)
         return esp_fail(err, ESP_ENOMEM, "no memory for the server");
     ESP_TRY(esp_keys_open(&s->keys, o->api_key, o->api_key_file, err));
-    ESP_TRY(esp_replay_open(&s->replay, o->replay_entries, o->replay_bytes, err));
+    ESP_TRY(esp_replay_open(&s->replay, o->replay_entries, o->replay_bytes, o->replay_ttl, err));
     ESP_TRY(esp_store_open(&s->store, o->response_dir, o->response_bytes, o->response_ttl, err));
     ESP_TRY(esp_background_open(&s->background, s->base, err));
     ESP_TRY(esp_http_open(&s->http, s->base, &http, err));
@@ -336,9 +381,16 @@ static esp_status open_server(struct esp_server *s, esp_error *err)
 
 static void close_server(struct esp_server *s)
 {
-    esp_background_close(s->background);
+    esp_grammars_stop(s->grammars);
     for (struct esp_job *j = s->jobs; j; j = j->next) /* beyond every grace */
         esp_job_cancel(j, ESP_JOB_DRAINING);
+    while (esp_background_poll(
+        s->background)) { /* some of it waits for the engine, which waits for its reader */
+        if (s->service)
+            on_events(-1, 0, s);
+        usleep(1000);
+    }
+    esp_background_close(s->background);
     while (s->jobs && s->service && esp_service_wait(s->service, 10000))
         on_events(-1, 0, s);
     if (s->events)
@@ -354,7 +406,9 @@ static void close_server(struct esp_server *s)
     esp_keys_close(s->keys);
     esp_replay_close(s->replay);
     esp_store_close(s->store);
+    esp_slots_close(s);
     json_decref(s->recent);
+    json_decref(s->errors);
     esp_free(s->ends);
     if (s->base)
         event_base_free(s->base);

@@ -11,6 +11,7 @@
 #ifndef ESP_SERVE_SERVE_H
 #define ESP_SERVE_SERVE_H
 
+#include <jansson.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -24,6 +25,10 @@ enum { ESP_SERVE_MAX_HOSTS = 8, ESP_SERVE_MAX_NAMES = 32, ESP_SERVE_MAX_KEYS = 1
 enum esp_serve_thinking { ESP_THINKING_MODEL, ESP_THINKING_ON, ESP_THINKING_OFF };
 enum esp_serve_poll { ESP_SERVE_RUN = 0, ESP_SERVE_STOP = 1, ESP_SERVE_RELOAD = 2 };
 
+enum esp_serve_reasoning { ESP_REASONING_CONTENT, ESP_REASONING_PLAIN, ESP_REASONING_BOTH };
+enum esp_serve_metrics { ESP_METRICS_VLLM = 1, ESP_METRICS_LLAMACPP = 2, ESP_METRICS_OWN = 4 };
+enum { ESP_SERVE_EFFORTS = 6 };
+
 struct esp_serve_sampling { /* the server's defaults; NAN or -2 (top_k): not given */
     float temperature, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty;
     int32_t top_k;
@@ -34,6 +39,8 @@ struct esp_serve_engine { /* what load made */
     esp_engine *engine;
     uint32_t context, rows, queue; /* as the engine was opened with, defaults resolved */
     uint64_t kv_tokens;
+    esp_memory_plan plan; /* as the engine was opened; zeros: not known */
+    uint64_t budget;      /* bytes that the plan kept to; 0: no bound */
 };
 
 struct esp_serve_opts {
@@ -67,13 +74,20 @@ struct esp_serve_opts {
     enum esp_serve_thinking thinking;
     bool messages_thinking_model; /* /v1/messages without a thinking field: as the model does; else off */
     int64_t thinking_budget;      /* -1: none */
-    bool stable_history;          /* keep every turn's thinking */
-    bool text_in_thinking;        /* a call inside <think> is text */
+    int64_t effort_budgets[ESP_SERVE_EFFORTS]; /* by word: minimal, low, medium, high, xhigh, max; -1: none */
+    const char *budget_message; /* what ends a thinking whose budget is used up; NULL: built in */
+    uint32_t answer_reserve;    /* tokens of max_tokens that thinking leaves to the answer, at most half */
+    enum esp_serve_reasoning reasoning_field; /* of chats */
+    bool strict_tools;                        /* arguments of calls keep to the whole schema of every tool */
+    bool stable_history;                      /* keep every turn's thinking */
+    bool text_in_thinking;                    /* a call inside <think> is text */
     bool late_system_user, late_system_error; /* a system message behind others: as a user's, or refused; else
                                                  merged into the first */
     bool keep_attribution;                    /* do not drop a client's attribution line */
     uint32_t replay_entries;                  /* turns kept for exact replay */
     uint64_t replay_bytes;
+    double replay_ttl;       /* seconds */
+    const char *replay_dir;  /* keep them in a file there; NULL: in memory */
     uint64_t response_bytes; /* of the store behind /v1/responses */
     double response_ttl;
     const char *response_dir;                  /* keep it in a file there; NULL: in memory */
@@ -81,17 +95,20 @@ struct esp_serve_opts {
     size_t n_adapter;
     const char *adapter_dir; /* adapters must lie below; NULL: none may be mounted by request */
     const char *slot_dir;    /* saved slots; NULL: none */
-    bool no_metrics, metrics_public, log_json, cache_debug;
+    bool no_metrics, metrics_public, log_json;
+    bool cache_debug;        /* ext.cache.divergence for every request */
+    unsigned metrics_names;  /* families: esp_serve_metrics, or-ed; 0: all */
     bool no_page;            /* GET / is a line of text instead of the web page */
     const char *fingerprint; /* of weights and settings, for system_fingerprint */
     const char *commit;
-    const char *kv; /* for the model list */
+    const char *kv, *state; /* for the model list */
     /* What the program does. */
     void *user;
     /* On a thread of its own: make the model and its engine. The server closes neither. */
     esp_status (*load)(void *user, struct esp_serve_engine *out, esp_error *err);
     double (*load_progress)(void *user); /* any thread; 0 to 1 */
     unsigned (*poll)(void *user);        /* ten times a second, on the loop: esp_serve_poll, or-ed */
+    json_t *(*fit)(void *user);          /* GET /fit: a new object; NULL: there is none */
     void (*listening)(void *user, const char *url);
     void (*ready)(void *user);
     void (*log)(void *user, const char *line); /* one line, without its end */

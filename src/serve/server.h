@@ -10,6 +10,7 @@
 
 #include "base/strbuf.h"
 #include "engine/service.h"
+#include "engine/texts.h"
 
 #include "serve/error.h"
 #include "serve/fields.h"
@@ -25,7 +26,10 @@ struct esp_replay;
 struct esp_store;
 struct esp_background;
 struct esp_grammars;
+struct esp_slot;
 
+/* Requests that the log tells of: those that failed by our fault, by anybody's, all. */
+enum esp_log_amount { ESP_LOG_FAULTS, ESP_LOG_REFUSALS, ESP_LOG_ALL };
 enum esp_phase { ESP_PHASE_LOADING, ESP_PHASE_READY, ESP_PHASE_DRAINING, ESP_PHASE_FAILED };
 
 struct esp_server {
@@ -36,6 +40,8 @@ struct esp_server {
     struct esp_background *background;
     enum esp_phase phase;
     bool loopback_only;
+    bool asked_to_end; /* by request */
+    enum esp_log_amount log_level;
     double started, drain_until;
     int64_t started_unix;
     esp_status status; /* of loading */
@@ -47,6 +53,10 @@ struct esp_server {
     esp_model_info info;
     uint32_t context, rows, queue;
     uint64_t kv_tokens;
+    esp_memory_plan plan; /* total 0: not known */
+    uint64_t budget;
+    struct esp_text_bytes units;
+    json_t *errors;  /* by code: how many */
     esp_token *ends; /* [n_end] ids that end a turn */
     size_t n_end;
     esp_token think, tool_call; /* openers that may be banned; -1: none */
@@ -58,7 +68,10 @@ struct esp_server {
     struct esp_replay *replay;
     struct esp_store *store;
     struct esp_grammars *grammars;
-    json_t *recent; /* array of the last requests */
+    json_t *recent;         /* array of the last requests */
+    struct esp_slot *slots; /* [rows] */
+    uint64_t slot_clock;
+    json_t *namespaces; /* of the cache: hexadecimal to the adapters' names */
 };
 
 struct esp_route;
@@ -122,6 +135,8 @@ double esp_serve_now(void); /* seconds of a steady clock */
 void esp_random_id(char *out, size_t cap, const char *prefix);
 /* Append v as JSON: UTF-8, short numbers. False: no room. */
 bool esp_json_add(struct esp_strbuf *b, const json_t *v);
+/* The same with every digit of a number. */
+bool esp_json_add_exact(struct esp_strbuf *b, const json_t *v);
 json_t *esp_text_json(const char *s, size_t len);  /* a string of valid UTF-8 */
 json_t *esp_real_json(double x, double otherwise); /* finite, else otherwise */
 /* Model's name in answers: the served id, with :adapter when one is active. */
@@ -129,6 +144,8 @@ json_t *esp_model_name(const struct esp_server *s, const char *adapter);
 json_t *esp_fingerprint(const struct esp_server *s);
 /* The field "model" of a request names what is served, or --model-check is not strict. */
 bool esp_model_check(struct esp_call *c, const json_t *name);
+/* Keys of the file once more; on an error those at hand stay. */
+esp_status esp_server_reload_keys(struct esp_server *s, esp_error *err);
 void esp_server_log(struct esp_server *s, json_t *line);
 bool esp_is_loopback(const char *peer);
 

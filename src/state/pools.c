@@ -92,8 +92,8 @@ void esp_state_pools_destroy(struct esp_state_pools *p)
 esp_status esp_page_take(struct esp_state_pools *p, uint32_t *out, esp_error *err)
 {
     if (p->n_free_page == 0)
-        return esp_fail(err, ESP_ENOFIT, "all %u KV pages (%u positions) are in use", p->mem.n_page,
-                        p->mem.n_page * ESP_SPAN);
+        return esp_fail(err, ESP_ENOFIT, "all %u KV pages (%llu positions) are in use", p->mem.n_page,
+                        (unsigned long long)esp_layout_page_first(&p->mem.layout, p->mem.n_page));
     *out = p->free_pages[--p->n_free_page];
     p->page_refs[*out] = 1;
     return ESP_OK;

@@ -13,6 +13,12 @@
 
 /* ---- nodes ---- */
 
+/* Number of the page that a position lies in. */
+static uint32_t page_of(const struct esp_prefix *p, uint32_t pos)
+{
+    return esp_layout_page_of(&p->pools->mem.layout, pos);
+}
+
 /* A node with room for its arrays, not linked yet; its tokens are copied. NULL without memory. */
 static struct esp_prefix_node *make_node(const struct esp_prefix *p, uint32_t start, uint32_t len,
                                          const int32_t *tokens)
@@ -133,8 +139,7 @@ static void remove_node(struct esp_prefix *p, struct esp_prefix_node *n)
 static void merge(struct esp_prefix *p, struct esp_prefix_node *n)
 {
     struct esp_prefix_node *c = n->child;
-    uint32_t own =
-        n->n_page ? c->start / ESP_SPAN - n->start / ESP_SPAN : 0; /* pages that c has no part of */
+    uint32_t own = n->n_page ? page_of(p, c->start) - page_of(p, n->start) : 0; /* pages c has no part of */
     int32_t *tokens = esp_alloc_array(n->len + c->len, sizeof *tokens);
     uint32_t *pages = esp_alloc_array(own + c->n_page, sizeof *pages);
 
@@ -174,7 +179,7 @@ static void tidy(struct esp_prefix *p, struct esp_prefix_node *n)
         merge(p, n);
 }
 
-static void drop_checkpoint(struct esp_prefix *p, struct esp_prefix_node *n)
+void esp_prefix_drop_checkpoint(struct esp_prefix *p, struct esp_prefix_node *n)
 {
     if (n->slot != ESP_NO_SLOT)
         esp_slot_release(p->pools, n->slot);
@@ -184,9 +189,8 @@ static void drop_checkpoint(struct esp_prefix *p, struct esp_prefix_node *n)
     tidy(p, n);
 }
 
-/* The text from the root to n, in p's scratch. */
-static void build_path(const struct esp_prefix *p, const struct esp_prefix_node *n,
-                       struct esp_prefix_path *out)
+void esp_prefix_build_path(const struct esp_prefix *p, const struct esp_prefix_node *n,
+                           struct esp_prefix_path *out)
 {
     uint32_t top = p->cap_checkpoint, covered;
 
@@ -194,13 +198,17 @@ static void build_path(const struct esp_prefix *p, const struct esp_prefix_node 
     out->ns = n->ns;
     out->n = esp_prefix_end(n);
     out->n_page = covered = esp_prefix_pages(p, 0, out->n, &(uint32_t){0});
+    out->used = n->used_at;
+    out->saved = n->saved;
     for (; n->parent; n = n->parent) {
-        uint32_t first = n->start / ESP_SPAN;
+        uint32_t first = page_of(p, n->start);
 
         memcpy(p->tokens + n->start, n->tokens, n->len * sizeof *n->tokens);
         for (uint32_t i = first; i < covered; i++) /* the deepest version of a page holds most */
             p->pages[i] = n->pages[i - first];
         covered = n->n_page && first < covered ? first : covered;
+        out->pinned = n->pinned > out->pinned ? n->pinned : out->pinned;
+        out->hits += n->hits;
         if (n->has_checkpoint)
             p->checkpoints[--top] =
                 (struct esp_prefix_checkpoint){.n = esp_prefix_end(n), .base = n->base, .slot = n->slot};
@@ -234,19 +242,30 @@ static bool frees(const struct esp_prefix *p, const struct esp_prefix_node *n, e
     return false;
 }
 
+/* How gladly n goes, 0 first; NEVER: it cannot, since others stand on it. */
+enum { NEVER = 8 };
+
+static int rank_of(const struct esp_prefix *p, const struct esp_prefix_node *n, enum esp_prefix_want what,
+                   double now)
+{
+    const bool pinned = n->pinned > now;
+    const bool spare = what == ESP_PREFIX_SLOT && !pinned && redundant(p, n);
+
+    if (!n->parent || (n->child && !spare))
+        return NEVER;
+    return (pinned ? 4 : 0) + (frees(p, n, what) ? 0 : 2) + (spare ? 0 : 1);
+}
+
 bool esp_prefix_evict(struct esp_prefix *p, enum esp_prefix_want what)
 {
     struct esp_prefix_node *victim = NULL;
-    int best = 4;
+    const double now = esp_prefix_now();
+    int best = NEVER;
 
     for (struct esp_prefix_node *n = p->all; n; n = n->after) {
-        bool spare = what == ESP_PREFIX_SLOT && redundant(p, n);
-        int rank;
+        const int rank = rank_of(p, n, what, now);
 
-        if (!n->parent || (n->child && !spare))
-            continue;
-        rank = (frees(p, n, what) ? 0 : 2) + (spare ? 0 : 1);
-        if (rank < best || (rank == best && n->used < victim->used)) {
+        if (rank < best || (rank == best && victim && n->used < victim->used)) {
             best = rank;
             victim = n;
         }
@@ -256,26 +275,20 @@ bool esp_prefix_evict(struct esp_prefix *p, enum esp_prefix_want what)
     if (!victim->child && !victim->saved && p->o.spill) {
         struct esp_prefix_path path;
 
-        build_path(p, victim, &path);
+        esp_prefix_build_path(p, victim, &path);
         p->o.spill(p->o.user, &path);
     }
     p->n_evicted++;
-    drop_checkpoint(p, victim);
+    esp_prefix_drop_checkpoint(p, victim);
     return true;
 }
 
 /* ---- lookup ---- */
 
-struct walk {
-    struct esp_prefix_node *node; /* deepest whose edge matched whole; NULL: the namespace is empty */
-    struct esp_prefix_node *best; /* deepest of those with a checkpoint at or before the limit */
-    uint32_t match;
-};
-
-static struct walk descend(const struct esp_prefix *p, uint64_t ns, const int32_t *tokens, uint32_t n,
-                           uint32_t limit)
+struct esp_prefix_walk esp_prefix_descend(const struct esp_prefix *p, uint64_t ns, const int32_t *tokens,
+                                          uint32_t n, uint32_t limit)
 {
-    struct walk w = {.node = find_root(p, ns)};
+    struct esp_prefix_walk w = {.node = find_root(p, ns)};
 
     while (w.node && w.match < n) {
         struct esp_prefix_node *c = find_child(w.node, tokens[w.match]);
@@ -296,15 +309,19 @@ static struct walk descend(const struct esp_prefix *p, uint64_t ns, const int32_
 
 static void touch(struct esp_prefix *p, struct esp_prefix_node *n)
 {
+    const double now = esp_prefix_now();
+
     p->tick++;
-    for (; n; n = n->parent)
+    for (; n; n = n->parent) {
         n->used = p->tick;
+        n->used_at = now;
+    }
 }
 
 struct esp_prefix_hit esp_prefix_find(const struct esp_prefix *p, uint64_t ns, const int32_t *tokens,
                                       uint32_t n, uint32_t limit)
 {
-    struct walk w = descend(p, ns, tokens, n, limit);
+    struct esp_prefix_walk w = esp_prefix_descend(p, ns, tokens, n, limit);
 
     return (struct esp_prefix_hit){.match = w.match, .n = w.best ? esp_prefix_end(w.best) : 0};
 }
@@ -312,17 +329,18 @@ struct esp_prefix_hit esp_prefix_find(const struct esp_prefix *p, uint64_t ns, c
 esp_status esp_prefix_lend(struct esp_prefix *p, uint64_t ns, const int32_t *tokens, uint32_t limit,
                            struct esp_state *s, uint32_t *reached, esp_error *err)
 {
-    struct walk w = descend(p, ns, tokens, limit, limit);
+    struct esp_prefix_walk w = esp_prefix_descend(p, ns, tokens, limit, limit);
     struct esp_prefix_path path;
     struct esp_state_view v;
 
     if (!w.best)
         return esp_fail(err, ESP_ENOTFOUND, "no checkpoint within the first %u tokens", limit);
-    build_path(p, w.best, &path);
+    esp_prefix_build_path(p, w.best, &path);
     v = (struct esp_state_view){
         .n = path.n, .base = w.best->base, .slot = w.best->slot, .pages = path.pages, .n_page = path.n_page};
     ESP_TRY(esp_state_adopt(s, &v, err));
     touch(p, w.best);
+    w.best->hits++;
     *reached = path.n;
     return ESP_OK;
 }
@@ -333,7 +351,7 @@ esp_status esp_prefix_lend(struct esp_prefix *p, uint64_t ns, const int32_t *tok
 static struct esp_prefix_node *split(struct esp_prefix *p, struct esp_prefix_node *n, uint32_t m)
 {
     struct esp_prefix_node *up = make_node(p, n->start, m, n->tokens);
-    uint32_t gone = (n->start + m) / ESP_SPAN - n->start / ESP_SPAN; /* pages that only the upper part has */
+    uint32_t gone = page_of(p, n->start + m) - page_of(p, n->start); /* pages that only the upper part has */
 
     if (!up)
         return NULL;
@@ -346,6 +364,7 @@ static struct esp_prefix_node *split(struct esp_prefix *p, struct esp_prefix_nod
     }
     up->ns = n->ns;
     up->used = n->used;
+    up->used_at = n->used_at;
     take_place(p, up, n);
     enter_list(p, up);
     up->child = n;
@@ -363,9 +382,9 @@ static struct esp_prefix_node *split(struct esp_prefix *p, struct esp_prefix_nod
  */
 static void refresh_last_page(struct esp_prefix *p, struct esp_prefix_node *n, const struct esp_state_view *v)
 {
-    uint32_t at = esp_prefix_end(n) / ESP_SPAN, *mine;
+    uint32_t at = page_of(p, esp_prefix_end(n)), *mine;
 
-    if (n->n_page == 0 || esp_prefix_end(n) % ESP_SPAN == 0)
+    if (n->n_page == 0 || esp_layout_page_first(&p->pools->mem.layout, at) == esp_prefix_end(n))
         return;
     mine = &n->pages[n->n_page - 1];
     if (*mine == v->pages[at])
@@ -396,7 +415,7 @@ static struct esp_prefix_node *add_leaf(struct esp_prefix *p, struct esp_prefix_
     if (!n)
         return NULL;
     for (uint32_t i = 0; i < n->n_page; i++) {
-        n->pages[i] = v->pages[start / ESP_SPAN + i];
+        n->pages[i] = v->pages[page_of(p, start) + i];
         esp_page_share(p->pools, n->pages[i]);
     }
     n->ns = parent->ns;
@@ -444,13 +463,15 @@ static void thin(struct esp_prefix *p, struct esp_prefix_node *n)
 {
     for (;;) {
         struct esp_prefix_node *victim = NULL;
+        const double now = esp_prefix_now();
         uint32_t count = 0, best = UINT32_MAX, below = 0;
 
         for (struct esp_prefix_node *a = n, *prev = NULL; a->parent; a = a->parent) {
             if (!a->has_checkpoint)
                 continue;
             count++;
-            if (prev && below - esp_prefix_end(a) < best && only_child(prev) && prev != n) {
+            if (prev && below - esp_prefix_end(a) < best && only_child(prev) && prev != n &&
+                prev->pinned <= now) {
                 best = below - esp_prefix_end(a);
                 victim = prev;
             }
@@ -460,20 +481,20 @@ static void thin(struct esp_prefix *p, struct esp_prefix_node *n)
         if (count <= p->o.per_path || !victim)
             return;
         p->n_evicted++;
-        drop_checkpoint(p, victim);
+        esp_prefix_drop_checkpoint(p, victim);
     }
 }
 
 esp_status esp_prefix_insert(struct esp_prefix *p, uint64_t ns, const int32_t *tokens,
                              const struct esp_state_view *v, esp_error *err)
 {
-    struct walk w;
+    struct esp_prefix_walk w;
     struct esp_prefix_node *n;
 
     if (v->n == 0 || v->n > p->o.max_positions)
         return esp_fail(err, ESP_EINVAL, "a cached text of %u tokens; 1 to %u are possible", v->n,
                         p->o.max_positions);
-    w = descend(p, ns, tokens, v->n, v->n);
+    w = esp_prefix_descend(p, ns, tokens, v->n, v->n);
     touch(p, w.node);
     if (!(w.best && esp_prefix_end(w.best) == v->n))
         while (p->n_checkpoint >= p->o.max_checkpoints && esp_prefix_evict(p, ESP_PREFIX_SLOT))
@@ -511,7 +532,7 @@ esp_status esp_prefix_create(struct esp_prefix **out, struct esp_state_pools *po
     p->o = *o;
     p->cap_checkpoint = o->max_checkpoints;
     p->tokens = esp_alloc_array(o->max_positions, sizeof *p->tokens);
-    p->pages = esp_alloc_array(o->max_positions / ESP_SPAN + 1, sizeof *p->pages);
+    p->pages = esp_alloc_array(esp_layout_pages(&pools->mem.layout, o->max_positions), sizeof *p->pages);
     p->checkpoints = esp_alloc_array(p->cap_checkpoint, sizeof *p->checkpoints);
     if (!p->tokens || !p->pages || !p->checkpoints) {
         esp_prefix_destroy(p);
@@ -545,13 +566,13 @@ bool esp_prefix_unsaved(struct esp_prefix *p, struct esp_prefix_path *out)
         if (n->parent && !n->child && !n->saved && (!oldest || n->used < oldest->used))
             oldest = n;
     if (oldest)
-        build_path(p, oldest, out);
+        esp_prefix_build_path(p, oldest, out);
     return oldest != NULL;
 }
 
 void esp_prefix_set_saved(struct esp_prefix *p, uint64_t ns, const int32_t *tokens, uint32_t n)
 {
-    struct walk w = descend(p, ns, tokens, n, n);
+    struct esp_prefix_walk w = esp_prefix_descend(p, ns, tokens, n, n);
 
     if (w.node && esp_prefix_end(w.node) == n)
         w.node->saved = true;
@@ -564,7 +585,7 @@ void esp_prefix_each(struct esp_prefix *p, void (*fn)(void *user, const struct e
 
         if (!n->parent || n->child)
             continue;
-        build_path(p, n, &path);
+        esp_prefix_build_path(p, n, &path);
         fn(user, &path);
     }
 }

@@ -30,6 +30,10 @@ struct esp_prefix_path {
     uint32_t n_page;
     const struct esp_prefix_checkpoint *checkpoints; /* the last one stands at n */
     uint32_t n_checkpoint;
+    double used, pinned; /* seconds of a steady clock: last use of its end; until when something on it stays,
+                            0: nothing */
+    uint64_t hits;       /* how often a checkpoint on it was lent */
+    bool saved;
 };
 
 struct esp_prefix_opts {
@@ -81,6 +85,16 @@ bool esp_prefix_evict(struct esp_prefix *p, enum esp_prefix_want what);
 bool esp_prefix_unsaved(struct esp_prefix *p, struct esp_prefix_path *out);
 /* Mark the leaf of such a path. */
 void esp_prefix_set_saved(struct esp_prefix *p, uint64_t ns, const int32_t *tokens, uint32_t n);
+/*
+ * Keep the checkpoint at n of this text until a time of the steady clock: it goes only when nothing else is
+ * left to go. False: there is none.
+ */
+bool esp_prefix_pin(struct esp_prefix *p, uint64_t ns, const int32_t *tokens, uint32_t n, double until);
+/* The text up to its deepest checkpoint at or before n; false when there is none. */
+bool esp_prefix_path_to(struct esp_prefix *p, uint64_t ns, const int32_t *tokens, uint32_t n,
+                        struct esp_prefix_path *out);
+/* Forget the leaf at n of this text with all that no other text shares. Its checkpoints, 0: no such leaf. */
+uint32_t esp_prefix_drop(struct esp_prefix *p, uint64_t ns, const int32_t *tokens, uint32_t n);
 /* Visit every leaf. */
 void esp_prefix_each(struct esp_prefix *p, void (*fn)(void *user, const struct esp_prefix_path *),
                      void *user);

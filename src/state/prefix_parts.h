@@ -19,6 +19,8 @@ struct esp_prefix_node {
     uint32_t n_page;
     bool has_checkpoint, saved;
     uint32_t base, slot;
+    double used_at, pinned; /* seconds of a steady clock */
+    uint64_t hits;
 };
 
 struct esp_prefix {
@@ -33,6 +35,21 @@ struct esp_prefix {
     uint32_t cap_checkpoint;
 };
 
+/* Down a text. */
+struct esp_prefix_walk {
+    struct esp_prefix_node *node; /* deepest whose edge matched whole; NULL: the namespace is empty */
+    struct esp_prefix_node *best; /* deepest of those with a checkpoint at or before the limit */
+    uint32_t match;
+};
+struct esp_prefix_walk esp_prefix_descend(const struct esp_prefix *p, uint64_t ns, const int32_t *tokens,
+                                          uint32_t n, uint32_t limit);
+/* The text from the root to n, in p's scratch. */
+void esp_prefix_build_path(const struct esp_prefix *p, const struct esp_prefix_node *n,
+                           struct esp_prefix_path *out);
+/* n, which has one, loses its checkpoint; n and others may be gone afterwards. */
+void esp_prefix_drop_checkpoint(struct esp_prefix *p, struct esp_prefix_node *n);
+double esp_prefix_now(void); /* of the steady clock */
+
 static inline uint32_t esp_prefix_end(const struct esp_prefix_node *n)
 {
     return n->start + n->len;
@@ -42,10 +59,12 @@ static inline uint32_t esp_prefix_end(const struct esp_prefix_node *n)
 static inline uint32_t esp_prefix_pages(const struct esp_prefix *p, uint32_t start, uint32_t end,
                                         uint32_t *first)
 {
-    *first = start / ESP_SPAN;
-    if (!p->pools->mem.layout.n_attn || end == start)
+    const struct esp_layout *l = &p->pools->mem.layout;
+
+    *first = esp_layout_page_of(l, start);
+    if (!l->n_attn || end == start)
         return 0;
-    return (end - 1) / ESP_SPAN + 1 - *first;
+    return esp_layout_page_of(l, end - 1) + 1 - *first;
 }
 
 #endif

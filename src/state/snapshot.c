@@ -44,12 +44,22 @@ static uint32_t n_part(const struct placing *g)
     return 1 + g->l->n_attn + (g->l->n_delta ? g->n_checkpoint : 0);
 }
 
+/* The first n rows of keys (which 0) or values of one head, as they lie in a file: exact ones, then coded. */
+static size_t rows_bytes(const struct esp_layout *l, uint32_t layer, uint32_t which, uint32_t n)
+{
+    const struct esp_layout_kv *exact = &l->exact[layer], *coded = &l->layers[layer];
+    const size_t n_exact = n < l->kv_start ? n : l->kv_start;
+
+    return n_exact * (which ? exact->v_row : exact->k_row) +
+           (n - n_exact) * (which ? coded->v_row : coded->k_row);
+}
+
 static size_t part_bytes(const struct placing *g, uint32_t part)
 {
     if (part == 0)
         return (size_t)g->n_token * sizeof(int32_t);
     if (part <= g->l->n_attn)
-        return (size_t)g->l->n_kv_head * g->n * (g->l->layers[part - 1].k_row + g->l->layers[part - 1].v_row);
+        return g->l->n_kv_head * (rows_bytes(g->l, part - 1, 0, g->n) + rows_bytes(g->l, part - 1, 1, g->n));
     return g->l->slot_bytes;
 }
 
@@ -64,7 +74,7 @@ static uint32_t n_piece(const struct placing *g, uint32_t part)
     if (part == 0)
         return 1;
     if (part <= g->l->n_attn)
-        return g->l->n_kv_head * 2 * ((g->n + ESP_SPAN - 1) / ESP_SPAN);
+        return g->l->n_kv_head * 2 * esp_layout_pages(g->l, g->n);
     return g->l->n_delta + (g->l->slot_bytes > g->l->tail_off); /* layers, and what lies behind them */
 }
 
@@ -78,8 +88,8 @@ struct piece {
 static struct piece piece_at(const struct placing *g, uint32_t part, uint32_t i)
 {
     const struct esp_layout *l = g->l;
-    uint32_t n_page = (g->n + ESP_SPAN - 1) / ESP_SPAN, plane;
-    size_t row;
+    const struct esp_layout_kv *at;
+    uint32_t n_page = esp_layout_pages(l, g->n), plane, end;
     struct piece x = {.bytes = part_bytes(g, part)};
 
     if (part == 0)
@@ -90,14 +100,15 @@ static struct piece piece_at(const struct placing *g, uint32_t part, uint32_t i)
         return x;
     }
     plane = i / n_page; /* head and K or V */
-    row = plane % 2 ? l->layers[part - 1].v_row : l->layers[part - 1].k_row;
     x.page = i % n_page;
-    x.first = x.page * ESP_SPAN;
-    x.n_rows = g->n - x.first < ESP_SPAN ? g->n - x.first : ESP_SPAN;
-    x.bytes = x.n_rows * row;
-    x.off = (size_t)(plane / 2) * g->n * (l->layers[part - 1].k_row + l->layers[part - 1].v_row) +
-            (plane % 2 ? (size_t)g->n * l->layers[part - 1].k_row : 0) + x.first * row;
-    x.memory = esp_layout_plane(l, part - 1, plane / 2, plane % 2);
+    at = esp_layout_kv_of(l, part - 1, x.page);
+    x.first = (uint32_t)esp_layout_page_first(l, x.page);
+    end = (uint32_t)esp_layout_page_first(l, x.page + 1);
+    x.n_rows = (end < g->n ? end : g->n) - x.first;
+    x.bytes = (size_t)x.n_rows * (plane % 2 ? at->v_row : at->k_row);
+    x.off = plane / 2 * (rows_bytes(l, part - 1, 0, g->n) + rows_bytes(l, part - 1, 1, g->n)) +
+            (plane % 2 ? rows_bytes(l, part - 1, 0, g->n) : 0) + rows_bytes(l, part - 1, plane % 2, x.first);
+    x.memory = esp_layout_plane(at, plane / 2, plane % 2);
     return x;
 }
 

@@ -34,7 +34,7 @@ struct esp_state {
 
 static uint32_t pages_for(const struct esp_state *s, uint32_t n)
 {
-    return s->pools->mem.layout.n_attn ? (n + ESP_SPAN - 1) / ESP_SPAN : 0;
+    return esp_layout_pages(&s->pools->mem.layout, n);
 }
 
 static bool has_delta(const struct esp_state *s)
@@ -54,7 +54,7 @@ esp_status esp_state_open(struct esp_state **out, struct esp_state_pools *p, uin
     s->max_snapshots = max_snapshots;
     s->slot = s->slot_next = ESP_NO_SLOT;
     s->journal = ESP_NO_JOURNAL;
-    s->max_page = (max_positions + ESP_SPAN - 1) / ESP_SPAN;
+    s->max_page = pages_for(s, max_positions);
     s->pages = esp_alloc_array(s->max_page, sizeof *s->pages);
     s->snaps = esp_alloc_array(max_snapshots, sizeof *s->snaps);
     if (!s->pages || !s->snaps) {
@@ -141,7 +141,8 @@ static esp_status own_slot(struct esp_state *s, esp_error *err)
 /* First page that a pass may write. */
 static uint32_t first_page(const struct esp_state *s)
 {
-    return (s->n > s->pools->lookback ? s->n - s->pools->lookback : 0) / ESP_SPAN;
+    return esp_layout_page_of(&s->pools->mem.layout,
+                              s->n > s->pools->lookback ? s->n - s->pools->lookback : 0);
 }
 
 /* Own every page from first_page() on, and have pages up to n + n_tok. */

@@ -87,7 +87,7 @@ static bool printable(uint32_t cp)
     }
 }
 
-static void repr_escape(uint32_t cp, char quote, char out[16])
+static void repr_escape(uint32_t cp, int quote, char out[16])
 {
     out[0] = 0;
     if (cp == (uint32_t)quote || cp == '\\')
@@ -98,11 +98,15 @@ static void repr_escape(uint32_t cp, char quote, char out[16])
         snprintf(out, 16, cp < 256 ? "\\x%02" PRIx32 : cp < 65536 ? "\\u%04" PRIx32 : "\\U%08" PRIx32, cp);
 }
 
-static esp_status repr_str(struct esp_jvm *vm, struct esp_jbuf *b, const struct esp_jstr *s)
+/* What stands for a code point in the text of a string; "" for itself. */
+typedef void (*escape_fn)(uint32_t cp, int how, char out[16]);
+
+/* s between quotes, with escapes. */
+static esp_status add_quoted(struct esp_jvm *vm, struct esp_jbuf *b, const struct esp_jstr *s, char quote,
+                             escape_fn escape, int how)
 {
-    bool single = memchr(s->p, '\'', s->len), both = memchr(s->p, '"', s->len);
-    char quote = single && !both ? '"' : '\'', esc[16];
     size_t kept = 0, n;
+    char esc[16];
 
     ESP_TRY(esp_jbuf_add(vm, b, &quote, 1, NULL, false));
     for (size_t i = 0; i < s->len; i += n) {
@@ -111,7 +115,7 @@ static esp_status repr_str(struct esp_jvm *vm, struct esp_jbuf *b, const struct 
         n = esp_utf8_decode(s->p + i, s->len - i, &cp);
         if (n == 0)
             n = 1;
-        repr_escape(cp, quote, esc);
+        escape(cp, how, esc);
         if (!esc[0])
             continue;
         ESP_TRY(esp_jbuf_add_str(vm, b, s, kept, i));
@@ -120,6 +124,14 @@ static esp_status repr_str(struct esp_jvm *vm, struct esp_jbuf *b, const struct 
     }
     ESP_TRY(esp_jbuf_add_str(vm, b, s, kept, s->len));
     return esp_jbuf_add(vm, b, &quote, 1, NULL, false);
+}
+
+static esp_status repr_str(struct esp_jvm *vm, struct esp_jbuf *b, const struct esp_jstr *s)
+{
+    bool single = memchr(s->p, '\'', s->len), both = memchr(s->p, '"', s->len);
+    char quote = single && !both ? '"' : '\'';
+
+    return add_quoted(vm, b, s, quote, repr_escape, quote);
 }
 
 static esp_status repr(struct esp_jvm *vm, struct esp_jbuf *b, const struct esp_jv *v)
@@ -216,7 +228,7 @@ esp_status esp_jv_str(struct esp_jvm *vm, const struct esp_jv *v, struct esp_jv 
 
 /* ---- JSON ---- */
 
-static void json_escape(uint32_t cp, bool ascii, char out[16])
+static void json_escape(uint32_t cp, int ascii, char out[16])
 {
     static const char from[] = "\"\\\n\r\t\b\f", to[] = "\"\\nrtbf";
     const char *p = cp && cp < 128 ? strchr(from, (int)cp) : NULL;
@@ -230,35 +242,12 @@ static void json_escape(uint32_t cp, bool ascii, char out[16])
         snprintf(out, 16, "\\u%04" PRIx32 "\\u%04" PRIx32, 0xd7c0 + (cp >> 10), 0xdc00 + (cp & 0x3ff));
 }
 
-static esp_status json_str(struct esp_jvm *vm, struct esp_jbuf *b, const struct esp_jstr *s, bool ascii)
-{
-    size_t kept = 0, n;
-    char esc[16];
-
-    ESP_TRY(esp_jbuf_puts(vm, b, "\""));
-    for (size_t i = 0; i < s->len; i += n) {
-        uint32_t cp = '?';
-
-        n = esp_utf8_decode(s->p + i, s->len - i, &cp);
-        if (n == 0)
-            n = 1;
-        json_escape(cp, ascii, esc);
-        if (!esc[0])
-            continue;
-        ESP_TRY(esp_jbuf_add_str(vm, b, s, kept, i));
-        ESP_TRY(esp_jbuf_puts(vm, b, esc));
-        kept = i + n;
-    }
-    ESP_TRY(esp_jbuf_add_str(vm, b, s, kept, s->len));
-    return esp_jbuf_puts(vm, b, "\"");
-}
-
 static esp_status json_scalar(struct esp_jvm *vm, struct esp_jbuf *b, const struct esp_jv *v,
                               const struct esp_jjson_style *st)
 {
     switch (v->kind) {
     case ESP_JSTR:
-        return json_str(vm, b, v->u.s, st->ascii);
+        return add_quoted(vm, b, v->u.s, '\"', json_escape, st->ascii);
     case ESP_JNONE:
         return esp_jbuf_puts(vm, b, "null");
     case ESP_JBOOL:
@@ -280,7 +269,7 @@ static esp_status json_key(struct esp_jvm *vm, struct esp_jbuf *b, const struct 
                            const struct esp_jjson_style *st)
 {
     if (k->kind == ESP_JSTR)
-        return json_str(vm, b, k->u.s, st->ascii);
+        return add_quoted(vm, b, k->u.s, '\"', json_escape, st->ascii);
     if (k->kind == ESP_JLIST)
         return esp_jvm_fail(vm, ESP_EINVAL, "a key of type %s cannot be written as JSON", esp_jv_type(k));
     ESP_TRY(esp_jbuf_puts(vm, b, "\""));

@@ -17,6 +17,7 @@ struct esp_template {
     struct esp_arena *arena;
     struct esp_jnode *body;
     char *name;
+    char *source;
 };
 
 void esp_text_spans_free(struct esp_text_spans *s)
@@ -42,8 +43,9 @@ esp_status esp_template_open(struct esp_template **out, const char *source, size
         /* about two nodes a byte at worst ("{{a}}" and lists of one-letter names) */
         t->arena = esp_arena_create(len * 2 * sizeof(struct esp_jnode) + (1u << 20));
         t->name = esp_strndup(name, strlen(name));
+        t->source = esp_strndup(source, len);
     }
-    if (!t || !t->arena || !t->name) {
+    if (!t || !t->arena || !t->name || !t->source) {
         esp_template_close(t);
         return esp_fail(err, ESP_ENOMEM, "%s: no memory for the template", name);
     }
@@ -62,7 +64,13 @@ void esp_template_close(struct esp_template *t)
         return;
     esp_arena_destroy(t->arena);
     esp_free(t->name);
+    esp_free(t->source);
     esp_free(t);
+}
+
+const char *esp_template_source(const struct esp_template *t)
+{
+    return t->source;
 }
 
 const char *esp_template_name(const struct esp_template *t)

@@ -44,6 +44,7 @@ esp_status esp_template_open(struct esp_template **out, const char *source, size
 void esp_template_close(struct esp_template *t);
 /* As given to open. */
 const char *esp_template_name(const struct esp_template *t);
+const char *esp_template_source(const struct esp_template *t); /* as given to open */
 
 struct esp_template_opts {
     const json_t *

@@ -44,7 +44,9 @@ struct esp_turn_opts {
 
 esp_status esp_turn_create(struct esp_turn **out, const struct esp_turn_opts *o, esp_error *err);
 void esp_turn_destroy(struct esp_turn *t);
-/* Whole characters of UTF-8. ESP_ENOMEM: out of memory, or a call longer than ESP_LIMIT_TURN_BYTES. */
+/* Whole characters of UTF-8. A zero character becomes U+FFFD: as \u0000 in JSON it is refused by many a
+ * reader, this project's among them, and a conversation with one in its history could not go on. ESP_ENOMEM:
+ * out of memory, or a call longer than ESP_LIMIT_TURN_BYTES. */
 esp_status esp_turn_feed(struct esp_turn *t, const char *s, size_t len, esp_error *err);
 /* The turn is over. ended: by itself, so that a call whose closing tags are missing counts; else it was cut,
  * and an unfinished call never ends. What was held back as a possible tag is handed out. */

@@ -5,7 +5,7 @@
  *
  * SPDX-License-Identifier: MIT
  */
-#include "support/support.h"
+#include "engine/engine_help.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -15,7 +15,6 @@
 
 enum { N_SEQ = 3, N_NEW = 6, PROMPT = 40 };
 
-static esp_model *model;
 static struct esp_backend_ops ops; /* the device's own, with a run() that fails */
 static esp_status (*real_run)(struct esp_plan *p, const struct esp_batch *b, esp_error *err);
 static int runs, fail_at; /* launches so far; the one that fails, -1 for none */
@@ -148,15 +147,6 @@ static void test_every_launch(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_every_launch)};
-    esp_error err;
-    int failed;
 
-    if (esp_model_open(&model, test_path("models/tiny-text"), &(esp_model_opts){.threads = 1}, &err) !=
-        ESP_OK) {
-        fprintf(stderr, "%s\n", err.message);
-        return 1;
-    }
-    failed = cmocka_run_group_tests(tests, NULL, NULL);
-    esp_model_close(model);
-    return failed;
+    return cmocka_run_group_tests(tests, open_model, close_model);
 }

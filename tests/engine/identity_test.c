@@ -56,11 +56,14 @@ static void make_requests(const esp_model *m)
     }
 }
 
-static void solo(esp_model *m, const char *kv, const char *act)
+/* Options of an engine that change what a token is: kv, kv_start, state, act; the rest is the test's. */
+static void solo(esp_model *m, esp_engine_opts o)
 {
-    esp_engine_opts o = {.context = 256, .max_seqs = 1, .chunk = 256, .kv = kv, .act = act};
     esp_engine *g;
     esp_error err;
+
+    o.context = o.chunk = 256;
+    o.max_seqs = 1;
 
     test_ok(esp_engine_open(&g, m, &o, &err), &err);
     for (int i = 0; i < N_REQUEST; i++) { /* one after the other in the same pages and slots */
@@ -71,16 +74,15 @@ static void solo(esp_model *m, const char *kv, const char *act)
     esp_engine_close(g);
 }
 
-static void together(esp_model *m, uint32_t chunk, const char *kv, const char *act)
+static void together(esp_model *m, uint32_t chunk, esp_engine_opts o)
 {
-    esp_engine_opts o = {.context = 256,
-                         .max_seqs = MAX_ROWS,
-                         .chunk = chunk,
-                         .kv_tokens = 256 * MAX_ROWS,
-                         .kv = kv,
-                         .act = act};
     esp_engine *g;
     esp_error err;
+
+    o.context = 256;
+    o.max_seqs = MAX_ROWS;
+    o.chunk = chunk;
+    o.kv_tokens = 256 * MAX_ROWS;
 
     test_ok(esp_engine_open(&g, m, &o, &err), &err);
     for (int round = 0; round < 3; round++) {
@@ -96,57 +98,82 @@ static void together(esp_model *m, uint32_t chunk, const char *kv, const char *a
     esp_engine_close(g);
 }
 
-static void check_model(const char *folder, const char *kv, const char *act)
+static void check_model(const char *folder, esp_engine_opts o)
 {
     static const uint32_t chunks[] = {6, 17, 64, 512};
     esp_model *m = open_model(folder, 1);
 
     make_requests(m);
-    solo(m, kv, act);
+    solo(m, o);
     for (uint32_t threads = 1; threads <= 3; threads++) {
         esp_model_close(m);
         m = open_model(folder, threads);
         for (size_t i = TEST_SANITIZED ? threads - 1 : 0; i < sizeof chunks / sizeof chunks[0];
              i += TEST_SANITIZED ? 3 : 1)
-            together(m, chunks[i], kv, act);
+            together(m, chunks[i], o);
     }
     esp_model_close(m);
 }
 
-/* Coded keys and values: the same promises, on fewer schedules. */
-static void check_scheme(const char *folder, const char *kv)
+/* Coded keys and values and states: the same promises, on fewer schedules. */
+static void check_coded(const char *folder, esp_engine_opts o)
 {
     esp_model *m = open_model(folder, 1);
 
     make_requests(m);
-    solo(m, kv, NULL);
-    together(m, 6, kv, NULL);
+    solo(m, o);
+    together(m, 6, o);
     esp_model_close(m);
     m = open_model(folder, 3);
-    together(m, 64, kv, NULL);
+    together(m, 64, o);
     esp_model_close(m);
 }
 
 static void test_schemes(void **state)
 {
     static const char config[] = "[{\"layer_idx\": 7, \"scheme\": \"turbo:k8v4:own\"}]"; /* layer 3: bf16 */
+    static const char *const tiny[] = {"q8", "q6:g32", "turbo:k2v2"};
 
     (void)state;
-    check_scheme("models/tiny-text", "q8");
-    if (!TEST_SANITIZED) {
-        check_scheme("models/tiny-text", "q4:g32");
-        check_scheme("models/tiny-text", "turbo:k2v2");
-        check_scheme("models/demo", "turbo");
-    }
-    check_scheme("models/demo", test_write(test_tmpdir(), "kv_config.json", config, sizeof config - 1));
+    for (size_t i = 0; i < (TEST_SANITIZED ? 1 : sizeof tiny / sizeof tiny[0]); i++)
+        check_coded("models/tiny-text", (esp_engine_opts){.kv = tiny[i]});
+    if (!TEST_SANITIZED)
+        check_coded("models/demo", (esp_engine_opts){.kv = "turbo"});
+    check_coded("models/demo", (esp_engine_opts){.kv = test_write(test_tmpdir(), "kv_config.json", config,
+                                                                  sizeof config - 1)});
+}
+
+/* Exact first positions: within the first exact page, over several, at the end of a chunk, all of the text.
+ */
+static void test_starts(void **state)
+{
+    static const struct {
+        const char *kv;
+        uint32_t start;
+    } cases[] = {{"turbo:k4v3", 70}, {"q4:g128", 64}, {"turbo:k2v2", 131}};
+
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i += TEST_SANITIZED ? 3 : 1)
+        check_coded(i < 2 ? "models/tiny-text" : "models/demo",
+                    (esp_engine_opts){.kv = cases[i].kv, .kv_start = cases[i].start});
+}
+
+static void test_states(void **state)
+{
+    (void)state;
+    check_coded("models/tiny-text", (esp_engine_opts){.state = "q8"});
+    if (!TEST_SANITIZED)
+        check_coded("models/tiny-text",
+                    (esp_engine_opts){.state = "bf16", .kv = "turbo:k8v4:least", .kv_start = 40});
 }
 
 static void test_batches(void **state)
 {
     (void)state;
-    check_model("models/tiny-text", "f32", "f32");
-    check_model("models/demo", "bf16", "auto");
-    check_model("models/demo", "f32", "bf16");
+    check_model("models/tiny-text", (esp_engine_opts){.kv = "f32", .act = "f32"});
+    check_model("models/demo", (esp_engine_opts){.kv = "bf16", .act = "auto"});
+    if (!TEST_SANITIZED)
+        check_model("models/demo", (esp_engine_opts){.kv = "f32", .act = "bf16"});
 }
 
 static size_t generate(esp_engine *g, esp_seq *s, size_t max_new, esp_token *out)
@@ -174,16 +201,18 @@ static size_t generate(esp_engine *g, esp_seq *s, size_t max_new, esp_token *out
 
 /* Rewind to anywhere, with and without snapshots, and a conversation re-prefilled after an edit, equal a
  * fresh run. */
-static void check_rewind_and_fork(const char *kv)
+static void check_rewind_and_fork(esp_engine_opts o)
 {
     esp_model *m = open_model("models/demo", 2);
-    esp_engine_opts o = {.context = 512, .max_seqs = 3, .kv_tokens = 2048, .kv = kv};
     esp_seq_opts so = {.sampling = {.ignore_end = true}};
     esp_token prompt[150], first[40], again[40];
     esp_seq *s, *fresh, *fork;
     esp_engine *g;
     esp_error err;
 
+    o.context = 512;
+    o.max_seqs = 3;
+    o.kv_tokens = 2048;
     for (int i = 0; i < 150; i++)
         prompt[i] = (esp_token)(37 * i % 4000);
     test_ok(esp_engine_open(&g, m, &o, &err), &err);
@@ -235,13 +264,16 @@ static void check_rewind_and_fork(const char *kv)
 static void test_rewind_and_fork(void **state)
 {
     (void)state;
-    check_rewind_and_fork(NULL);
-    check_rewind_and_fork("turbo:k8v4");
+    check_rewind_and_fork((esp_engine_opts){.kv = NULL});
+    if (!TEST_SANITIZED)
+        check_rewind_and_fork((esp_engine_opts){.kv = "turbo:k8v4", .kv_start = 50});
+    check_rewind_and_fork((esp_engine_opts){.kv = "q8", .kv_start = 130, .state = "q8"});
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_batches), cmocka_unit_test(test_schemes),
+                                       cmocka_unit_test(test_starts), cmocka_unit_test(test_states),
                                        cmocka_unit_test(test_rewind_and_fork)};
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -58,6 +58,56 @@ static void test_plan(void **state)
     }
 }
 
+/* Exact first positions cost what they take as bf16, in whole pages, for each sequence that may hold some. */
+static void test_start(void **state)
+{
+    enum { PAGE = 800 * 256, ROWS = PAGE / 2048 };
+    esp_engine_opts o = {.context = 1024, .kv = "turbo", .kv_start = 250, .max_seqs = 2, .kv_tokens = 4096};
+    esp_memory_plan p;
+    esp_error err;
+
+    (void)state;
+    test_ok(esp_engine_plan(model, &o, &p, &err), &err);
+    assert_int_equal(p.kv_per_token, 800);
+    assert_int_equal(p.kv_start, (250 + ROWS - 1) / ROWS * PAGE);
+    assert_int_equal(p.kv_pool, 4096 * 800 + 2 * p.kv_start);
+    o.kv_start = 600; /* in place of two coded pages */
+    test_ok(esp_engine_plan(model, &o, &p, &err), &err);
+    assert_int_equal(p.kv_pool, 4096 * 800 + 2 * (p.kv_start - 2 * PAGE));
+    o.kv = "bf16";
+    test_ok(esp_engine_plan(model, &o, &p, &err), &err);
+    assert_int_equal(p.kv_start, 0);
+    assert_int_equal(p.kv_pool, 4096 * 2048);
+    o.kv_start = 1025;
+    test_refused(esp_engine_plan(model, &o, &p, &err), ESP_EINVAL, &err,
+                 "kv_start 1025; at most the context, 1024");
+}
+
+/* demo: 6 recurrent layers; see formats/recurrent.h. */
+static void test_state(void **state)
+{
+    static const char *const names[] = {"f32", "bf16", "q8"};
+    const esp_memory_plan plain = plan_of(NULL);
+    esp_memory_plan p[3];
+    uint64_t s;
+    esp_error err;
+
+    (void)state;
+    for (int i = 0; i < 3; i++)
+        test_ok(esp_engine_plan(model, &(esp_engine_opts){.context = 1024, .state = names[i]}, &p[i], &err),
+                &err);
+    assert_int_equal(p[0].total, plain.total);
+    s = (p[0].state_per_seq - p[1].state_per_seq) *
+        2; /* S of all layers as f32; the rest is the convolutions' */
+    assert_true(s > p[0].state_per_seq / 2);
+    assert_int_equal(p[0].state_per_seq - p[2].state_per_seq, s - s / 64 * 25); /* 12.5 bits of 32 */
+    assert_true(p[2].state_pool < p[1].state_pool && p[1].state_pool < p[0].state_pool);
+    test_refused(esp_engine_plan(model, &(esp_engine_opts){.state = "q4"}, &p[0], &err), ESP_EINVAL, &err,
+                 "accepted: f32, bf16, q8");
+    test_refused(esp_engine_plan(model, &(esp_engine_opts){.state = "q8", .device = "cuda"}, &p[0], &err),
+                 ESP_EUNSUPPORTED, &err, "state q8 is for device cpu");
+}
+
 static const char *config(const char *text)
 {
     return test_write(test_tmpdir(), "kv_config.json", text, strlen(text));
@@ -141,7 +191,8 @@ static void test_names(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_plan), cmocka_unit_test(test_file),
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_plan),     cmocka_unit_test(test_file),
+                                       cmocka_unit_test(test_start),    cmocka_unit_test(test_state),
                                        cmocka_unit_test(test_refusals), cmocka_unit_test(test_names)};
 
     return cmocka_run_group_tests(tests, open_model, close_model);

@@ -5,7 +5,7 @@
  *
  * SPDX-License-Identifier: MIT
  */
-#include "support/support.h"
+#include "engine/engine_help.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -13,18 +13,8 @@
 #include <unistd.h>
 
 #include "base/mem.h"
-#include "espalier/espalier.h"
 
 enum { CONTEXT = 512 };
-
-static esp_model *model;
-static uint64_t rng = 17;
-
-static uint32_t rnd(uint32_t n)
-{
-    rng = rng * 6364136223846793005u + 1442695040888963407u;
-    return (uint32_t)(rng >> 33) % n;
-}
 
 static esp_engine *open_engine(esp_engine_opts o)
 {
@@ -48,26 +38,6 @@ static esp_seq *open_seq(esp_engine *g, size_t n_prompt, esp_seq_opts o)
     test_ok(esp_seq_open(&s, g, &o, &err), &err);
     test_ok(esp_seq_append(s, t, n_prompt, &err), &err);
     return s;
-}
-
-/* Run until nothing is armed; calls fn for each event. */
-static void run_all(esp_engine *g, void (*fn)(void *, const esp_event *), void *user)
-{
-    esp_stats st;
-
-    for (int i = 0;; i++) {
-        esp_event e[8];
-        size_t n;
-        esp_error err;
-
-        test_ok(esp_engine_step(g, e, 8, &n, &err), &err);
-        for (size_t j = 0; j < n; j++)
-            fn(user, &e[j]);
-        esp_engine_stats(g, &st);
-        if (n == 0 && st.rows_active + st.rows_waiting == 0)
-            return;
-        assert_true(i < 100000);
-    }
 }
 
 struct order {
@@ -428,15 +398,6 @@ int main(void)
         cmocka_unit_test(test_stall),       cmocka_unit_test(test_waits_for_prefix),
         cmocka_unit_test(test_all_has_run), cmocka_unit_test(test_out_of_memory),
     };
-    esp_error err;
-    int failed;
 
-    if (esp_model_open(&model, test_path("models/tiny-text"), &(esp_model_opts){.threads = 1}, &err) !=
-        ESP_OK) {
-        fprintf(stderr, "%s\n", err.message);
-        return 1;
-    }
-    failed = cmocka_run_group_tests(tests, NULL, NULL);
-    esp_model_close(model);
-    return failed;
+    return cmocka_run_group_tests(tests, open_model, close_model);
 }

@@ -364,10 +364,42 @@ static void test_refusals(void **state)
     esp_engine_close(g);
 }
 
+/* An answer that goes on is refused by no queue and no drain, and does not wait behind those that came later.
+ */
+static void test_goes_on(void **state)
+{
+    esp_engine *g =
+        open_engine((esp_engine_opts){.max_seqs = 4, .rows = 1, .queue = 2, .kv_tokens = 1024, .chunk = 64});
+    struct esp_service *v = open_service(g, 0);
+    struct esp_service_request r = request(0, N_NEW), more = request(1, N_NEW);
+    uint64_t ids[4], id;
+    esp_error err;
+
+    (void)state;
+    more.goes_on = true;
+    for (int i = 0; i < 3; i++)
+        ids[i] = submit(v, &r);
+    test_refused(esp_service_submit(v, &r, &id, &err), ESP_ENOFIT, &err, "the queue is full");
+    ids[3] = submit(v, &more);
+    esp_service_drain(v);
+    test_refused(esp_service_submit(v, &r, &id, &err), ESP_ESTATE, &err, "ending");
+    id = submit(v, &more);
+    more.n_choice = 2;
+    test_refused(esp_service_submit(v, &more, &id, &err), ESP_EINVAL, &err, "go on");
+    while (tickets[ids[2]].n_last == 0)
+        assert_true(read_some(v, 60000));
+    assert_int_equal(tickets[ids[3]].n_last, 1); /* in front of the one that came before it */
+    assert_int_equal(tickets[ids[3]].n_failed, 0);
+    assert_memory_equal(tickets[ids[3]].got[0], kinds[1].want, sizeof kinds[1].want);
+    esp_service_close(v);
+    esp_engine_close(g);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_threads), cmocka_unit_test(test_choices),
-                                       cmocka_unit_test(test_cancel_choice), cmocka_unit_test(test_refusals)};
+                                       cmocka_unit_test(test_cancel_choice), cmocka_unit_test(test_refusals),
+                                       cmocka_unit_test(test_goes_on)};
     esp_error err;
     int failed;
 

@@ -6,24 +6,13 @@
  *
  * SPDX-License-Identifier: MIT
  */
-#include "support/support.h"
+#include "engine/engine_help.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "espalier/espalier.h"
-
 enum { N_SEQ = 6, SOAK_CONTEXT = 300 };
-
-static esp_model *model;
-static uint64_t rng = 17;
-
-static uint32_t rnd(uint32_t n)
-{
-    rng = rng * 6364136223846793005u + 1442695040888963407u;
-    return (uint32_t)(rng >> 33) % n;
-}
 
 static esp_engine *open_engine(esp_engine_opts o)
 {
@@ -32,26 +21,6 @@ static esp_engine *open_engine(esp_engine_opts o)
 
     test_ok(esp_engine_open(&g, model, &o, &err), &err);
     return g;
-}
-
-/* Run until nothing is armed; calls fn for each event. */
-static void run_all(esp_engine *g, void (*fn)(void *, const esp_event *), void *user)
-{
-    esp_stats st;
-
-    for (int i = 0;; i++) {
-        esp_event e[8];
-        size_t n;
-        esp_error err;
-
-        test_ok(esp_engine_step(g, e, 8, &n, &err), &err);
-        for (size_t j = 0; j < n; j++)
-            fn(user, &e[j]);
-        esp_engine_stats(g, &st);
-        if (n == 0 && st.rows_active + st.rows_waiting == 0)
-            return;
-        assert_true(i < 100000);
-    }
 }
 
 static void ignore(void *user, const esp_event *e)
@@ -283,17 +252,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_soak)};
     const char *seed = getenv("ESPALIER_SOAK_SEED");
-    esp_error err;
-    int failed;
 
     if (seed && *seed)
         rng = strtoull(seed, NULL, 10);
-    if (esp_model_open(&model, test_path("models/tiny-text"), &(esp_model_opts){.threads = 1}, &err) !=
-        ESP_OK) {
-        fprintf(stderr, "%s\n", err.message);
-        return 1;
-    }
-    failed = cmocka_run_group_tests(tests, NULL, NULL);
-    esp_model_close(model);
-    return failed;
+    return cmocka_run_group_tests(tests, open_model, close_model);
 }

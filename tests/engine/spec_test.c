@@ -171,10 +171,14 @@ int main(void)
                                        cmocka_unit_test(test_draft), cmocka_unit_test(test_adaptive),
                                        cmocka_unit_test(test_wrong), cmocka_unit_test(test_right),
                                        cmocka_unit_test(test_end)};
+    const struct CMUnitTest coded[] = {cmocka_unit_test(test_mtp), cmocka_unit_test(test_right)};
     int failed;
 
     test_drafts_open(TEST_SLOW ? 16 : 40);
     failed = cmocka_run_group_tests(tests, NULL, NULL);
+    test_drafts.keep = (esp_engine_opts){.kv = "turbo:k8v4", .kv_start = 45, .state = "q8"};
+    test_drafts_record();
+    failed |= cmocka_run_group_tests(coded, NULL, NULL);
     test_drafts_close();
     return failed;
 }

@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/json.h"
 #include "base/rng.h"
 #include "grammar/grammar.h"
 #include "support/support.h"
@@ -92,6 +93,19 @@ static inline uint32_t draw(struct esp_rng_key *k, uint32_t below)
     k->position++;
     esp_rng_words(k, w);
     return w[0] % below;
+}
+
+/* The grammar of a schema given as JSON text. */
+static inline esp_status compile_schema(struct esp_grammar **g, const struct esp_vocab *v, const char *schema,
+                                        unsigned flags, esp_error *err)
+{
+    json_t *j = NULL;
+    esp_status s;
+
+    test_ok(esp_json_parse(&j, schema, strlen(schema), "schema", 0, err), err);
+    s = esp_grammar_schema(g, v, j, flags, err);
+    json_decref(j);
+    return s;
 }
 
 #endif

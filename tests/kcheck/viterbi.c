@@ -15,24 +15,6 @@
 
 #include "quantize/viterbi.h"
 
-static esp_viterbi_fn steps_of(const struct esp_kernels *k)
-{
-    switch (k->level) {
-#if defined(__x86_64__)
-    case ESP_CPU_AVX2:
-        return esp_viterbi_steps_avx2;
-    case ESP_CPU_AVX512:
-        return esp_viterbi_steps_avx512;
-#endif
-#if defined(__aarch64__)
-    case ESP_CPU_NEON:
-        return esp_viterbi_steps_neon;
-#endif
-    default:
-        return esp_viterbi_steps_ref;
-    }
-}
-
 /* Any costs to begin with, saturated ones among them; targets from tame to all of int16. */
 static void check_steps(struct kc *kc, esp_viterbi_fn steps, const struct esp_viterbi_code *c, uint32_t every,
                         uint32_t spread)
@@ -126,7 +108,8 @@ void kc_viterbi(struct kc *kc)
 {
     static struct esp_viterbi_code code[ESP_VITERBI_RANGES];
     static const uint32_t spread[] = {300, 9600, 32768};
-    const esp_viterbi_fn steps = steps_of(kc->k), below = kc->below ? steps_of(kc->below) : NULL;
+    const esp_viterbi_fn steps = esp_viterbi_steps_of(kc->k->level),
+                         below = kc->below ? esp_viterbi_steps_of(kc->below->level) : NULL;
 
     for (uint32_t k = 1; k <= ESP_TRELLIS_BITS_MAX; k++) {
         if (!kc_entry(kc, (kc_fn)steps, (kc_fn)below, "viterbi.k%u", k))

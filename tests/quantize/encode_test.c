@@ -341,17 +341,16 @@ static void test_no_memory(void **state)
     esp_pool_destroy(pool);
 }
 
-static double cpu_seconds(void)
+static double seconds(void)
 {
     struct timespec t;
 
-    clock_gettime(CLOCK_PROCESS_CPUTIME_ID,
-                  &t); /* of all threads; other programs on the machine do not count */
+    clock_gettime(CLOCK_MONOTONIC, &t);
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-/* With ESPALIER_BENCH set: weights a second of one core for every level and k, on one thread and on two in
- * turn. */
+/* With ESPALIER_BENCH set: weights a second for every level and k, on one thread and on two in turn, by the
+ * clock: other programs must be at rest, or this one has to have their processors. */
 static void bench(void **state)
 {
     (void)state;
@@ -366,17 +365,16 @@ static void bench(void **state)
                 struct esp_pool *pool;
                 struct esp_encoder *e = make(1 + (uint32_t)run % 2, (enum esp_cpu_level)level, &pool);
                 const int times = level ? 8 : 1;
-                double s = cpu_seconds();
+                double s = seconds();
 
                 for (int i = 0; i < times; i++)
                     encode(e, k, ESP_SEARCH_WINDOW, input, N_BLOCK);
-                s = (cpu_seconds() - s) / times;
+                s = (seconds() - s) / times;
                 best[run % 2] = s < best[run % 2] ? s : best[run % 2];
                 drop(e, pool);
             }
-            printf("trellis_encode/%s/k%u: %.2f Mweights/s of one core, two threads do the work of %.2f\n",
-                   esp_cpu_level_name((enum esp_cpu_level)level), k, N / best[0] * 1e-6,
-                   2 * best[0] / best[1]);
+            printf("trellis_encode/%s/k%u: %.2f Mweights/s of one core, two do %.2f times that\n",
+                   esp_cpu_level_name((enum esp_cpu_level)level), k, N / best[0] * 1e-6, best[0] / best[1]);
         }
 }
 

@@ -2,41 +2,9 @@
  * The sampler's history: windowed counts under random pushes and pops, limits, min_tokens.
  * SPDX-License-Identifier: MIT
  */
-#include "support/support.h"
+#include "sample/sample_help.h"
 
 #include "base/rng.h"
-#include "sample/sampler.h"
-
-enum { MAX_HISTORY = 64 };
-
-static struct esp_sample_work *make_work(uint32_t n_vocab)
-{
-    struct esp_sample_work *w = NULL;
-    esp_error err;
-
-    test_ok(esp_sample_work_create(&w, n_vocab, &err), &err);
-    return w;
-}
-
-static struct esp_sampler *make(const struct esp_sample_params *p, struct esp_sample_work *w)
-{
-    struct esp_sampler *s = NULL;
-    esp_error err;
-
-    test_ok(esp_sampler_create(&s, p, w, MAX_HISTORY, &err), &err);
-    return s;
-}
-
-static uint32_t draw(const struct esp_sampler *s, const float *logits, const uint64_t *allowed,
-                     uint64_t position)
-{
-    struct esp_sample_result r = {UINT32_MAX, 0};
-    esp_error err;
-
-    test_ok(esp_sampler_draw(s, logits, allowed, position, &r, &err), &err);
-    assert_true(r.n_kept >= 1);
-    return r.id;
-}
 
 /* Random pushes and pops against counting the windows anew. */
 static void test_history(void **state)
@@ -61,7 +29,7 @@ static void test_history(void **state)
         p.repetition_context_size = round % 7;
         p.presence_context_size = round % 5;
         p.frequency_context_size = round % 11 == 10 ? INT64_MAX : round % 11;
-        s = make(&p, w);
+        s = make_sampler(&p, w);
         for (int op = 0; op < 200; op++) {
             const struct esp_rng_key key = {.seed = 5, .position = r++}, key2 = {.seed = 6, .position = r};
             double u = esp_rng_uniform(&key), v = esp_rng_uniform(&key2);
@@ -117,7 +85,7 @@ static void test_history_limits(void **state)
 
     (void)state;
     esp_sample_params_init(&p);
-    s = make(&p, w);
+    s = make_sampler(&p, w);
     test_refused(esp_sampler_push_prompt(s, ids, MAX_HISTORY + 1, &err), ESP_ENOFIT, &err,
                  "65 tokens after 0");
     ids[3] = 8;
@@ -150,7 +118,7 @@ static void test_min_tokens(void **state)
     p.min_tokens = 2;
     p.end_ids = ends;
     p.n_end = 2;
-    s = make(&p, w);
+    s = make_sampler(&p, w);
     assert_int_equal(esp_sampler_push_prompt(s, ends, 2, NULL), ESP_OK); /* the prompt does not count */
     assert_int_equal(draw(s, logits, NULL, 0), 2);
     assert_int_equal(draw(s, logits, &only_ends, 0),

@@ -2,7 +2,7 @@
  * The sampler by its contract: the shared cases, refusals, masks, history, seeds, distribution, memory
  * failures. The filters are compared with a sorting oracle in oracle_test.c. SPDX-License-Identifier: MIT
  */
-#include "support/support.h"
+#include "sample/sample_help.h"
 
 #include <float.h>
 #include <math.h>
@@ -11,38 +11,6 @@
 
 #include "base/mem.h"
 #include "base/rng.h"
-#include "sample/sampler.h"
-
-enum { MAX_HISTORY = 64 };
-
-static struct esp_sample_work *make_work(uint32_t n_vocab)
-{
-    struct esp_sample_work *w = NULL;
-    esp_error err;
-
-    test_ok(esp_sample_work_create(&w, n_vocab, &err), &err);
-    return w;
-}
-
-static struct esp_sampler *make(const struct esp_sample_params *p, struct esp_sample_work *w)
-{
-    struct esp_sampler *s = NULL;
-    esp_error err;
-
-    test_ok(esp_sampler_create(&s, p, w, MAX_HISTORY, &err), &err);
-    return s;
-}
-
-static uint32_t draw(const struct esp_sampler *s, const float *logits, const uint64_t *allowed,
-                     uint64_t position)
-{
-    struct esp_sample_result r = {UINT32_MAX, 0};
-    esp_error err;
-
-    test_ok(esp_sampler_draw(s, logits, allowed, position, &r, &err), &err);
-    assert_true(r.n_kept >= 1);
-    return r.id;
-}
 
 /* ---- sampling.json (field cases 25, 26, 27) ---- */
 
@@ -109,7 +77,7 @@ static void check_expectations(struct esp_sample_params *p, const json_t *c, con
                                struct esp_sample_work *w)
 {
     const json_t *expect = json_object_get(c, "expect"), *v, *row;
-    struct esp_sampler *s = make(p, w);
+    struct esp_sampler *s = make_sampler(p, w);
     size_t i;
 
     push_all(s, json_object_get(c, "params"));
@@ -120,7 +88,7 @@ static void check_expectations(struct esp_sample_params *p, const json_t *c, con
         struct esp_sampler *other;
 
         p->seed = 12345;
-        other = make(p, w);
+        other = make_sampler(p, w);
         assert_int_equal(draw(other, logits, NULL, 77), json_integer_value(v));
         esp_sampler_destroy(other);
     }
@@ -166,7 +134,7 @@ static void check_error_case(const char *id, const struct esp_sample_params *p, 
         test_refused(esp_sample_params_check(&q, 4, &err), ESP_EINVAL, &err, "min_p");
         return;
     }
-    s = make(p, w);
+    s = make_sampler(p, w);
     test_refused(esp_sampler_draw(s, logits, NULL, 0, &r, &err), ESP_ENUMERIC, &err, "nan at index 1 of 4");
     esp_sampler_destroy(s);
 }
@@ -224,7 +192,7 @@ static void test_trap_34_padded_vocabulary(void **state)
             esp_sample_params_init(&p);
             p.temperature = temperatures[t];
             p.top_k = top_k;
-            s = make(&p, w);
+            s = make_sampler(&p, w);
             for (uint64_t i = 0; i < 20; i++)
                 assert_true(draw(s, logits, allowed, i) < DEFINED);
             assert_true(temperatures[t] > 0 || draw(s, logits, allowed, 0) == 96);
@@ -250,7 +218,7 @@ static void test_mask_and_bias(void **state)
     p.temperature = 0;
     p.bias = bias;
     p.n_bias = 2;
-    s = make(&p, w);
+    s = make_sampler(&p, w);
     assert_int_equal(draw(s, logits, NULL, 0), 2); /* 3 is banned */
     assert_int_equal(draw(s, logits, &all, 0), 2);
     test_ok(esp_sampler_process(s, logits, NULL, out, &err), &err);
@@ -281,7 +249,7 @@ static void test_case_27_non_finite(void **state)
 
     (void)state;
     esp_sample_params_init(&p);
-    s = make(&p, w);
+    s = make_sampler(&p, w);
     for (size_t i = 0; i < N; i++)
         for (size_t b = 0; b < 3; b++) {
             const struct esp_logprob_query q = {0, 0};
@@ -322,7 +290,7 @@ static void test_extremes(void **state)
 
         esp_sample_params_init(&p);
         p.temperature = temperatures[t];
-        s = make(&p, w);
+        s = make_sampler(&p, w);
         for (uint64_t i = 0; i < 100; i++)
             seen[draw(s, logits, NULL, i)] = true;
         esp_sampler_destroy(s);
@@ -334,7 +302,7 @@ static void test_extremes(void **state)
     p.repetition_penalty = DBL_TRUE_MIN;
     p.presence_penalty = -2;
     {
-        struct esp_sampler *s = make(&p, w);
+        struct esp_sampler *s = make_sampler(&p, w);
         float out[4];
 
         for (uint32_t i = 0; i < 4; i++)
@@ -360,7 +328,7 @@ static void test_case_26_greedy_ties(void **state)
 
         esp_sample_params_init(&p);
         p.temperature = 0;
-        s = make(&p, w);
+        s = make_sampler(&p, w);
         for (uint32_t first = 0; first < n; first++) {
             for (uint32_t i = 0; i < n; i++)
                 logits[i] = i < first ? -1.0f : i == first ? -0.0f : 0.0f;
@@ -391,12 +359,12 @@ static void test_case_24_seed(void **state)
     }
     esp_sample_params_init(&p);
     p.seed = 42;
-    s = make(&p, w);
+    s = make_sampler(&p, w);
     p.choice = 1;
-    choice = make(&p, w);
+    choice = make_sampler(&p, w);
     p.choice = 0;
     p.seed = 43;
-    other = make(&p, w);
+    other = make_sampler(&p, w);
     for (uint32_t i = 0; i < N; i++)
         ids[i] = draw(s, logits, NULL, i);
     for (uint32_t i = N; i-- > 0;) { /* backwards, twice, with other rows in between */
@@ -434,7 +402,7 @@ static void test_distribution(void **state)
         esp_sample_params_init(&p);
         p.temperature = temperatures[t];
         p.seed = 2024;
-        s = make(&p, w);
+        s = make_sampler(&p, w);
         for (uint64_t i = 0; i < N; i++)
             seen[draw(s, logits, NULL, i)]++;
         for (int i = 0; i < V; i++)

@@ -4,7 +4,7 @@
  *
  * SPDX-License-Identifier: MIT
  */
-#include "serve/client/client.h"
+#include "serve/client/shared.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -13,8 +13,6 @@
 #define CHAT "/v1/chat/completions"
 #define USER "'messages':[{'role':'user','content':'Spell: garden'}],'temperature':0,'max_tokens':12"
 
-static struct server shared;
-
 static int start(void **state)
 {
     (void)state;
@@ -22,13 +20,6 @@ static int start(void **state)
     shared.o.adapter_dir = test_path("models");
     shared.engine.max_rank = 16;
     server_start(&shared);
-    return 0;
-}
-
-static int stop(void **state)
-{
-    (void)state;
-    server_stop(&shared);
     return 0;
 }
 
@@ -138,10 +129,65 @@ static void test_in_use(void **state)
     esp_strbuf_free(&b);
 }
 
+/* Folders that could be mounted, another server's names for the same, and leaving when nobody uses it. */
+static void test_other_ways(void **state)
+{
+    const int fd = client_connect(&shared);
+    struct esp_strbuf b;
+    struct reply r;
+    bool found = false;
+    size_t i;
+    json_t *a;
+
+    (void)state;
+    r = client_do(&shared, "GET", "/v1/adapters/available", NULL, NULL);
+    assert_int_equal(r.status, 200);
+    json_array_foreach(at(r.json, "adapters"), i, a)
+    {
+        if (strcmp(text_at(a, "id"), "demo-lora-caps") == 0) {
+            found = true;
+            assert_true(json_is_true(json_object_get(a, "compatible")));
+            assert_int_equal(int_at(a, "rank"), 8);
+        }
+        assert_string_not_equal(text_at(a, "id"), "demo"); /* a model is none */
+    }
+    assert_true(found);
+    reply_free(&r);
+    r = client_postf(&shared, "/v1/load_lora_adapter", 201,
+                     "{'lora_name':'two','lora_path':'demo-lora-caps'}");
+    reply_free(&r);
+    r = client_do(&shared, "GET", "/v1/models/two", NULL, NULL);
+    assert_string_equal(text_at(r.json, "parent"), "demo");
+    reply_free(&r);
+    esp_strbuf_init(&b, 1 << 20);
+    client_send(fd, "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 90\r\n\r\n"
+                    "{\"prompt\":\"Once\",\"adapter\":\"two\" ,\"max_tokens\":900,\"ignore_eos\":true,"
+                    "\"stream\":true       }");
+    assert_true(client_until(fd, &b, "\"text\"", 60));
+    r = client_postf(&shared, "/v1/unload_lora_adapter", 409, "{'lora_name':'two'}");
+    reply_free(&r);
+    r = client_do(&shared, "DELETE", "/v1/adapters/two?drain=true", NULL, NULL);
+    assert_int_equal(r.status, 204);
+    reply_free(&r);
+    r = client_postf(&shared, CHAT, 404, "{" USER ",'adapter':'two'}");
+    reply_free(&r);
+    close(fd);
+    for (i = 0; i < 500; i++) {
+        r = client_do(&shared, "GET", "/v1/adapters", NULL, NULL);
+        if (json_array_size(at(r.json, "adapters")) == 0)
+            break;
+        reply_free(&r);
+        usleep(20000);
+    }
+    assert_true(i < 500);
+    reply_free(&r);
+    esp_strbuf_free(&b);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_mount), cmocka_unit_test(test_wrong),
-                                       cmocka_unit_test(test_in_use)};
+                                       cmocka_unit_test(test_in_use), cmocka_unit_test(test_other_ways)};
 
     return cmocka_run_group_tests(tests, start, stop);
 }

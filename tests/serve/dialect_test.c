@@ -4,7 +4,7 @@
  *
  * SPDX-License-Identifier: MIT
  */
-#include "serve/client/client.h"
+#include "serve/client/shared.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -13,23 +13,6 @@
 
 #define MESSAGES  "/v1/messages"
 #define RESPONSES "/v1/responses"
-
-static struct server shared;
-
-static int start(void **state)
-{
-    (void)state;
-    server_init(&shared);
-    server_start(&shared);
-    return 0;
-}
-
-static int stop(void **state)
-{
-    (void)state;
-    server_stop(&shared);
-    return 0;
-}
 
 #define USER(text) "'messages':[{'role':'user','content':'" text "'}]"
 #define TOOL                                                                                                 \
@@ -546,5 +529,5 @@ int main(void)
                                        cmocka_unit_test(test_stable_history),
                                        cmocka_unit_test(test_tool_loop)};
 
-    return cmocka_run_group_tests(tests, start, stop);
+    return cmocka_run_group_tests(tests, start_plain, stop);
 }

@@ -165,24 +165,25 @@ static void op_fork(struct row *to, const struct row *from)
     to->n = from->n;
 }
 
-static void random_schedule(enum esp_kv kv, const char *scheme, uint32_t threads, uint64_t seed)
+/* o: how keys, values and states are kept. */
+static void random_schedule(struct test_net_opts o, uint32_t threads, uint64_t seed)
 {
+    const bool few = o.scheme || o.state;
     esp_error err;
 
     rng = seed;
-    test_net_open(&net, (struct test_net_opts){.folder = "models/tiny-text",
-                                               .level = test_level(),
-                                               .threads = threads,
-                                               .kv = kv,
-                                               .scheme = scheme,
-                                               .context = CONTEXT,
-                                               .n_seq = N_SEQ,
-                                               .journal_rows = WINDOW});
+    o.folder = "models/tiny-text";
+    o.level = test_level();
+    o.threads = threads;
+    o.context = CONTEXT;
+    o.n_seq = N_SEQ;
+    o.journal_rows = WINDOW;
+    test_net_open(&net, o);
     for (int i = 0; i < N_SEQ; i++) {
         test_ok(esp_state_open(&rows[i].state, net.pools, CONTEXT, 2, &err), &err);
         rows[i].n = 0;
     }
-    for (int i = 0; i < (test_level() == ESP_CPU_REF ? N_OPS_REF : scheme ? N_OPS / 4 : N_OPS); i++) {
+    for (int i = 0; i < (test_level() == ESP_CPU_REF ? N_OPS_REF : few ? N_OPS / 4 : N_OPS); i++) {
         struct row *r = &rows[rnd(N_SEQ)];
         uint32_t what = rnd(10);
 
@@ -213,13 +214,17 @@ static void random_schedule(enum esp_kv kv, const char *scheme, uint32_t threads
 static void test_random(void **state)
 {
     (void)state;
-    random_schedule(ESP_KV_F32, NULL, 1, 1);
-    random_schedule(ESP_KV_BF16, NULL, 2, 2);
-    random_schedule(ESP_KV_F32, NULL, 3, 3);
+    random_schedule((struct test_net_opts){.kv = ESP_KV_F32}, 1, 1);
+    random_schedule((struct test_net_opts){.kv = ESP_KV_BF16}, 2, 2);
+    random_schedule((struct test_net_opts){.kv = ESP_KV_F32}, 3, 3);
     if (getenv("ESPALIER_TEST_DEVICE"))
-        return;                                   /* other devices refuse coded keys and values by name */
-    random_schedule(ESP_KV_CODED, "turbo", 2, 4); /* where rows lie is all that codes change */
-    random_schedule(ESP_KV_CODED, "q6:g128", 1, 5);
+        return; /* other devices refuse coded keys and values by name */
+    random_schedule((struct test_net_opts){.scheme = "turbo"}, 2,
+                    4); /* where rows lie is all that codes change */
+    random_schedule((struct test_net_opts){.scheme = "q6:g128"}, 1, 5);
+    random_schedule((struct test_net_opts){.scheme = "turbo:k8v4", .kv_start = 90}, 1, 6);
+    random_schedule((struct test_net_opts){.scheme = "q4", .kv_start = 1, .state = ESP_RECURRENT_Q8}, 2, 7);
+    random_schedule((struct test_net_opts){.kv = ESP_KV_BF16, .state = ESP_RECURRENT_BF16}, 1, 8);
 }
 
 /* Every window length and acceptance around a chunk border, where the journal needs its second slot. */

@@ -52,9 +52,10 @@ static uint64_t stamp(uint64_t before, int32_t token)
 static uint64_t *page_at(uint32_t page, uint32_t pos)
 {
     const struct esp_layout *l = &pools->mem.layout;
+    const uint32_t at = esp_layout_page_of(l, pos);
 
     return (uint64_t *)(void *)((uint8_t *)pools->mem.pages->host + page * l->page_bytes +
-                                pos % ESP_SPAN * l->kv_row);
+                                (pos - esp_layout_page_first(l, at)) * esp_layout_kv_of(l, 0, at)->k_row);
 }
 
 static uint64_t *slot_at(uint32_t slot)
@@ -68,7 +69,7 @@ static void check_view(const struct esp_state_view *v, const int32_t *tokens, ui
 
     for (uint32_t i = 0; i < v->n; i++) {
         h = stamp(h, tokens[i]);
-        if (*page_at(v->pages[i / ESP_SPAN], i) != h)
+        if (*page_at(v->pages[esp_layout_page_of(&pools->mem.layout, i)], i) != h)
             fail_msg("position %u of %u is another text's", i, v->n);
     }
     if (v->n && *slot_at(v->slot) != h)
@@ -103,10 +104,12 @@ static void count_spill(void *user, const struct esp_prefix_path *path)
     n_spilled++;
 }
 
+static uint32_t exact_start; /* positions in exact pages, before coded ones */
+
 static void open_all(uint32_t n_page, uint32_t n_slot, uint32_t max_checkpoints, uint32_t per_path)
 {
     struct esp_layout l = {
-        .n_attn = 1, .n_delta = 1, .n_kv_head = 1, .head_dim = 32, .kv = ESP_KV_BF16, .kh = 1, .vh = 1};
+        .n_attn = 1, .n_delta = 1, .n_kv_head = 1, .head_dim = 64, .kv = ESP_KV_BF16, .kh = 1, .vh = 1};
     struct esp_pool_sizes z = {.n_page = n_page, .n_slot = n_slot};
     struct esp_prefix_opts o = {.max_positions = CONTEXT,
                                 .max_checkpoints = max_checkpoints,
@@ -115,6 +118,12 @@ static void open_all(uint32_t n_page, uint32_t n_slot, uint32_t max_checkpoints,
                                 .spill = count_spill};
     esp_error err;
 
+    if (exact_start) {
+        l.kv = ESP_KV_CODED;
+        l.kv_start = exact_start;
+        test_ok(esp_kv_parse(&l.layers[0].scheme, "turbo:k8v3", &err),
+                &err); /* stamps fit the rows of keys */
+    }
     l.dk = l.dv = 16;
     l.conv_dim = 48;
     test_ok(esp_layout_finish(&l, &err), &err);
@@ -165,7 +174,7 @@ static void append(struct row *r, uint32_t n)
             r->tokens[i] = (int32_t)rnd(rnd(4) ? 1 : 3); /* mostly alike, so that paths share and branch */
         h = stamp(h, r->tokens[i]);
         if (i >= at)
-            *page_at(b.pages[i / ESP_SPAN], i) = h;
+            *page_at(b.pages[esp_layout_page_of(&pools->mem.layout, i)], i) = h;
     }
     *slot_at(b.slot) = h;
     test_ok(esp_state_commit(r->state, n, &err), &err);
@@ -364,8 +373,13 @@ static void test_out_of_memory(void **state)
 
 int main(void)
 {
+    const struct CMUnitTest exact[] = {cmocka_unit_test(test_exact), cmocka_unit_test(test_tight)};
+    int failed;
+
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_rules), cmocka_unit_test(test_exact),
                                        cmocka_unit_test(test_tight), cmocka_unit_test(test_out_of_memory)};
 
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    failed = cmocka_run_group_tests(tests, NULL, NULL);
+    exact_start = 130; /* one exact page and a part of another */
+    return failed | cmocka_run_group_tests(exact, NULL, NULL);
 }

@@ -27,7 +27,7 @@ void compare_batch(struct test_net *t, struct compare_seq *seqs, uint32_t n_seq)
         test_ok(esp_state_begin(seqs[i].state, seqs[i].n, ESP_PASS_WRITE, &bs[i], &err), &err);
         bs[i].tok0 = b.n_tok;
         bs[i].n_tok = seqs[i].n;
-        seqs[i].first_page = bs[i].pages[0];
+        seqs[i].first_page = t->pools->mem.layout.n_attn ? bs[i].pages[0] : 0; /* none without attention */
         for (uint32_t j = 0; j < seqs[i].n; j++, b.n_tok++) {
             assert_true(b.n_tok < MAX_TOK);
             ids[b.n_tok] = seqs[i].ids[j];

@@ -50,6 +50,9 @@ esp_engine *test_drafts_engine(esp_engine_opts o)
     esp_error err;
 
     o.context = o.context ? o.context : CONTEXT;
+    o.kv = test_drafts.keep.kv;
+    o.kv_start = test_drafts.keep.kv_start;
+    o.state = test_drafts.keep.state;
     test_ok(esp_engine_open(&g, test_drafts.model, &o, &err), &err);
     return g;
 }

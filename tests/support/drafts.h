@@ -24,6 +24,7 @@ struct test_drafts {
     struct test_text r[TEST_REQUESTS];
     struct test_run runs[TEST_REQUESTS];
     int32_t *ids;
+    esp_engine_opts keep; /* kv, kv_start and state of every engine */
 };
 extern struct test_drafts test_drafts;
 

@@ -58,7 +58,6 @@ void test_net_open(struct test_net *t, struct test_net_opts o)
     memset(t, 0, sizeof *t);
     p.max_out = p.max_tok;
     p.max_rank = o.max_rank;
-    z.n_page = p.max_seq * ((p.context + ESP_SPAN - 1) / ESP_SPAN + 1);
     test_ok(esp_checkpoint_open(&t->ck, o.folder[0] == '/' ? o.folder : test_path(o.folder), &err), &err);
     test_ok(esp_source_checkpoint(&t->src, t->ck, &err), &err);
     test_ok(esp_net_load(&t->net, &t->ck->config, t->src, &err), &err);
@@ -66,7 +65,10 @@ void test_net_open(struct test_net *t, struct test_net_opts o)
     if (o.scheme)
         test_ok(esp_kv_choose(&t->net->layout, &t->net->config, o.scheme, &err), &err);
     t->net->layout.n_attn += o.mtp;
+    t->net->layout.kv_start = o.kv_start;
+    t->net->layout.state = o.state;
     test_ok(esp_layout_finish(&t->net->layout, &err), &err);
+    z.n_page = p.max_seq * ((p.context + ESP_SPAN - 1) / ESP_SPAN + 1 + t->net->layout.exact_pages);
     test_device(&t->dev, &o);
     test_ok(esp_state_pools_create(&t->pools, t->dev, &t->net->layout, &z, &err), &err);
     test_ok(t->dev->ops->compile(t->dev, &t->net->tape, &t->pools->mem, &p, &t->plan, &err), &err);

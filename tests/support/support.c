@@ -83,6 +83,16 @@ json_t *test_json(const char *relative)
     return j;
 }
 
+json_t *test_json_text(const char *text)
+{
+    json_error_t e;
+    json_t *j = json_loads(text, 0, &e);
+
+    if (!j)
+        fail_msg("%s in %s", e.text, text);
+    return j;
+}
+
 void test_ok(esp_status s, const esp_error *err)
 {
     if (s != ESP_OK)

@@ -32,6 +32,8 @@ const char *test_tmpdir(void);
 const char *test_write(const char *dir, const char *name, const void *data, size_t len);
 /* Parse a JSON file of the checkout, failing the test when that is impossible. */
 json_t *test_json(const char *relative);
+/* Parse JSON text, likewise. */
+json_t *test_json_text(const char *text);
 /* Fail with err's message unless s is ESP_OK. */
 void test_ok(esp_status s, const esp_error *err);
 /* Fail unless s is the wanted status and the message contains part (part may be NULL). */

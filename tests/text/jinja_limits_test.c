@@ -4,7 +4,7 @@
  *
  * SPDX-License-Identifier: MIT
  */
-#include "support/support.h"
+#include "text/jinja_help.h"
 
 #include <pthread.h>
 #include <stdio.h>
@@ -12,29 +12,6 @@
 
 #include "base/limits.h"
 #include "base/mem.h"
-#include "text/template.h"
-
-static esp_status render(const char *source, const json_t *vars, const struct esp_template_opts *opts,
-                         struct esp_strbuf *out, struct esp_text_spans *spans, esp_error *err)
-{
-    struct esp_template *t = NULL;
-    esp_status s = esp_template_open(&t, source, strlen(source), "t", err);
-
-    if (s == ESP_OK)
-        s = esp_template_render(t, vars, opts, out, spans, err);
-    esp_template_close(t);
-    return s;
-}
-
-static json_t *parse(const char *text)
-{
-    json_error_t e;
-    json_t *j = json_loads(text, 0, &e);
-
-    if (!j)
-        fail_msg("%s in %s", e.text, text);
-    return j;
-}
 
 static const char vars_text[] =
     "{\"l\":[3,1,2],\"d\":{\"a\":1,\"items\":5,\"f\":1.0},\"s\":\" Hello "
@@ -60,7 +37,7 @@ static char *nest(const char *open, const char *middle, const char *close, int n
 
 static void refused_fit(const char *source, const struct esp_template_opts *opts, const char *part)
 {
-    json_t *vars = parse(vars_text);
+    json_t *vars = test_json_text(vars_text);
     struct esp_strbuf b;
     esp_error err;
 
@@ -104,7 +81,7 @@ static void test_linear(void **state)
     static const char source[] =
         "{% set ns = namespace(s='') %}{% for a in range(50000) %}{% set ns.s = ns.s + '0123456789' "
         "%}{% endfor %}{{ ns.s | length }}";
-    json_t *vars = parse("{}");
+    json_t *vars = test_json_text("{}");
     struct esp_strbuf b;
     esp_error err;
 
@@ -152,7 +129,7 @@ static void *run_deep(void *arg)
         "{% macro f(n) %}{% if n %}{% for i in [1] %}{{ (((f(n - 1)))) | trim }}{% endfor %}{% endif %}"
         "{% endmacro %}{{ f(60) }}";
     size_t *n_ok = arg;
-    json_t *vars = parse(vars_text);
+    json_t *vars = test_json_text(vars_text);
     struct esp_strbuf b;
 
     esp_strbuf_init(&b, 1 << 20);
@@ -207,7 +184,7 @@ static void test_deep_data(void **state)
 
     (void)state;
     esp_strbuf_init(&b, 1 << 20);
-    json_object_set_new(vars, "v", parse(text));
+    json_object_set_new(vars, "v", test_json_text(text));
     test_ok(render("{{ v | tojson }}", vars, NULL, &b, NULL, &err), &err);
     assert_string_equal(esp_strbuf_str(&b), text);
     for (int i = 0; i < 5000; i++) {
@@ -258,7 +235,7 @@ static void test_memory(void **state)
                                  "replace('l', 'L') | trim }}{{ 'a' 'b\\n' }}{{ ms | sort(attribute='k') }}"
                                  "{{ ms | map(attribute='role') | unique | list }}{{ {'a': 1, 'b': (1, 2)} "
                                  "}}{{ lines.splitlines() | map('upper') | join }}";
-    json_t *vars = parse(vars_text);
+    json_t *vars = test_json_text(vars_text);
     bool done = false;
 
     (void)state;

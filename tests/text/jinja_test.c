@@ -4,34 +4,11 @@
  *
  * SPDX-License-Identifier: MIT
  */
-#include "support/support.h"
+#include "text/jinja_help.h"
 
 #include <string.h>
 
 #include "base/limits.h"
-#include "text/template.h"
-
-static esp_status render(const char *source, const json_t *vars, const struct esp_template_opts *opts,
-                         struct esp_strbuf *out, struct esp_text_spans *spans, esp_error *err)
-{
-    struct esp_template *t = NULL;
-    esp_status s = esp_template_open(&t, source, strlen(source), "t", err);
-
-    if (s == ESP_OK)
-        s = esp_template_render(t, vars, opts, out, spans, err);
-    esp_template_close(t);
-    return s;
-}
-
-static json_t *parse(const char *text)
-{
-    json_error_t e;
-    json_t *j = json_loads(text, 0, &e);
-
-    if (!j)
-        fail_msg("%s in %s", e.text, text);
-    return j;
-}
 
 struct example {
     const char *source;
@@ -47,7 +24,7 @@ static const char vars_text[] =
 
 static void check(const struct example *e, size_t n)
 {
-    json_t *vars = parse(vars_text);
+    json_t *vars = test_json_text(vars_text);
 
     for (size_t i = 0; i < n; i++) {
         struct esp_strbuf b;
@@ -312,7 +289,7 @@ static void test_spans(void **state)
         {"{{ ('A' ~ u ~ 'B').splitlines() | first }}", "T.T"},
         {"{% for c in 'A' ~ u %}{{ c }}{% endfor %}{{ {'a': u}.a }}", "T.."},
     };
-    json_t *vars = parse("{\"u\":\"x\",\"n\":5}");
+    json_t *vars = test_json_text("{\"u\":\"x\",\"n\":5}");
 
     (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
@@ -340,7 +317,7 @@ static void test_spans(void **state)
 /* Rendering appends: offsets count from the buffer's start, and a failure takes back what it wrote. */
 static void test_append(void **state)
 {
-    json_t *vars = parse("{}");
+    json_t *vars = test_json_text("{}");
     struct esp_text_spans spans = {0};
     struct esp_strbuf b;
     esp_error err;
@@ -442,7 +419,7 @@ static const struct {
 
 static void test_errors(void **state)
 {
-    json_t *vars = parse(vars_text);
+    json_t *vars = test_json_text(vars_text);
 
     (void)state;
     for (size_t i = 0; i < sizeof error_cases / sizeof error_cases[0]; i++) {

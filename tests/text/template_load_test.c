@@ -10,16 +10,6 @@
 
 #include "text/template.h"
 
-static json_t *parse(const char *text)
-{
-    json_error_t e;
-    json_t *j = json_loads(text, 0, &e);
-
-    if (!j)
-        fail_msg("%s in %s", e.text, text);
-    return j;
-}
-
 static void write_text(const char *dir, const char *name, const char *text)
 {
     test_write(dir, name, text, strlen(text));
@@ -28,7 +18,7 @@ static void write_text(const char *dir, const char *name, const char *text)
 static void expect_loaded(const char *dir, const char *override, const char *main, const char *tool_use)
 {
     struct esp_template_set set;
-    json_t *context = json_object(), *tools = parse("[{}]");
+    json_t *context = json_object(), *tools = test_json_text("[{}]");
     const char *const want[2] = {main, tool_use ? tool_use : main};
     esp_error err;
 

@@ -397,11 +397,42 @@ static void test_memory(void **state)
     json_decref(tools);
 }
 
+/* A zero character is U+FFFD, in text, names and arguments alike, however the text comes. */
+static void test_zero(void **state)
+{
+    static const char text[] =
+        "a\0b\n<tool_call>\n<function=\0f>\n<parameter=s\0>\n\0x\0\n</parameter>\n</function>\n</tool_call>";
+    const size_t len = sizeof text - 1;
+
+    (void)state;
+    for (size_t step = 1; step <= len; step++) {
+        struct message m;
+        const struct esp_turn_opts o = {.calls = true, .fn = on_piece, .warn = on_warning, .user = &m};
+        struct esp_turn *t;
+        esp_error err;
+
+        message_init(&m);
+        test_ok(esp_turn_create(&t, &o, &err), &err);
+        for (size_t at = 0; at < len; at += step)
+            test_ok(esp_turn_feed(t, text + at, step < len - at ? step : len - at, &err), &err);
+        test_ok(esp_turn_finish(t, true, &err), &err);
+        esp_turn_destroy(t);
+        assert_string_equal(esp_strbuf_str(&m.content), "a\xef\xbf\xbd"
+                                                        "b");
+        assert_int_equal(m.n_call, 1);
+        assert_true(m.ended[0]);
+        assert_string_equal(esp_strbuf_str(&m.name[0]), "\xef\xbf\xbd"
+                                                        "f");
+        assert_string_equal(esp_strbuf_str(&m.args[0]), "{\"s\xef\xbf\xbd\":\"\xef\xbf\xbdx\xef\xbf\xbd\"}");
+        message_free(&m);
+    }
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_cases), cmocka_unit_test(test_odd),
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_cases),    cmocka_unit_test(test_odd),
                                        cmocka_unit_test(test_thinking), cmocka_unit_test(test_long),
-                                       cmocka_unit_test(test_memory)};
+                                       cmocka_unit_test(test_memory),   cmocka_unit_test(test_zero)};
 
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -116,14 +116,12 @@ static inline uint8_t *plan_slot(const struct esp_plan *p, uint32_t slot, uint32
            (size_t)layer * p->pools.layout.slot_layer;
 }
 
-/* K (which 0) or V (which 1) of one head in one page. */
-static inline uint8_t *plan_kv(const struct esp_plan *p, uint32_t page, uint32_t layer, uint32_t head,
-                               uint32_t which)
+/* K (which 0) or V (which 1) of one head of the layer that lies as `a` says in one page. */
+static inline uint8_t *plan_kv(const struct esp_plan *p, uint32_t page, const struct esp_layout_kv *a,
+                               uint32_t head, uint32_t which)
 {
-    const struct esp_layout *l = &p->pools.layout;
-
-    return (uint8_t *)p->pools.pages->host + (size_t)page * l->page_bytes +
-           esp_layout_plane(l, layer, head, which);
+    return (uint8_t *)p->pools.pages->host + (size_t)page * p->pools.layout.page_bytes +
+           esp_layout_plane(a, head, which);
 }
 
 struct thread { /* what an op's code needs to know of its thread */

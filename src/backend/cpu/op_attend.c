@@ -1,8 +1,9 @@
 /*
  * Attention over the paged cache. Each KV head's cache is read once for all query heads that share it and for
- * a block of tokens. Positions are reduced in a fixed tree that no schedule changes: spans of ESP_SPAN merge
- * in ascending order within a group of ATTEND_GROUP_SPANS spans, groups merge in ascending order. Long
- * contexts with few query rows run their groups in parallel and merge afterwards; the bits are the same.
+ * a block of tokens. Positions are reduced in a fixed tree that no schedule changes: spans (the pages) merge
+ * in ascending order within a group of ATTEND_GROUP_SPANS, groups merge in ascending order. Exact pages and
+ * coded ones have groups of their own. Long contexts with few query rows run their groups in parallel and
+ * merge afterwards; the bits are the same.
  *
  * SPDX-License-Identifier: MIT
  */
@@ -12,7 +13,6 @@
 #include <string.h>
 
 enum {
-    GROUP = ATTEND_GROUP_SPANS * ESP_SPAN, /* positions of a group */
     SPLIT_ROWS = 16 /* sequences with at most this many new rows run groups in parallel */
 };
 
@@ -47,16 +47,29 @@ size_t esp_cpu_attend_thread_floats(const struct esp_tape *t, const struct esp_l
     return (size_t)n_query * (3 * (size_t)l->head_dim + 8) + esp_attend_scratch_floats(n_query) + 64;
 }
 
-static uint32_t groups_of(uint32_t positions)
+/* First page of group g, which is where the one before it ends. */
+static uint32_t group_page(const struct esp_layout *l, uint32_t g)
 {
-    return (positions + GROUP - 1) / GROUP;
+    const uint32_t exact = (l->exact_pages + ATTEND_GROUP_SPANS - 1) / ATTEND_GROUP_SPANS;
+
+    return g < exact ? g * ATTEND_GROUP_SPANS : l->exact_pages + (g - exact) * ATTEND_GROUP_SPANS;
+}
+
+/* Groups of the first `positions`. */
+static uint32_t groups_of(const struct esp_layout *l, uint32_t positions)
+{
+    const uint32_t pages = esp_layout_pages(l, positions),
+                   exact = pages < l->exact_pages ? pages : l->exact_pages;
+
+    return (exact + ATTEND_GROUP_SPANS - 1) / ATTEND_GROUP_SPANS +
+           (pages - exact + ATTEND_GROUP_SPANS - 1) / ATTEND_GROUP_SPANS;
 }
 
 /* Partials of all groups of split rows: at most SPLIT_ROWS rows of each sequence. */
 size_t esp_cpu_attend_split_floats(const struct esp_tape *t, const struct esp_layout *l,
                                    const struct esp_plan_opts *o)
 {
-    uint32_t groups = groups_of(o->context), rows = o->max_seq * SPLIT_ROWS;
+    uint32_t groups = groups_of(l, o->context), rows = o->max_seq * SPLIT_ROWS;
     uint32_t n_head = most_rep(t, l) * l->n_kv_head;
 
     if (groups <= 1 || n_head == 0)
@@ -103,13 +116,30 @@ static void load_queries(const struct esp_plan *p, const struct esp_op *op, cons
                    h->head_dim * sizeof *q);
 }
 
+/* Positions of a page that the queries of w see, the first token being at pos; returns their largest number.
+ */
+static void look(const struct esp_layout *l, uint32_t page, uint32_t pos, uint32_t rep, const struct work *w)
+{
+    const uint32_t first = (uint32_t)esp_layout_page_first(l, page);
+    const uint32_t rows = (uint32_t)(esp_layout_page_first(l, page + 1) - first);
+
+    for (uint32_t i = 0; i < w->n_query; i++) {
+        uint32_t end = pos + i / rep + 1; /* positions seen */
+
+        end = end > first ? end - first : 0;
+        w->visible[i] = end < rows ? end : rows;
+    }
+}
+
 /* Reduce group g for all queries of w, whose first token has cache index pos. */
 static void run_group(const struct esp_plan *p, const struct esp_op *op, const struct esp_batch_seq *s,
                       uint32_t kv_head, uint32_t g, uint32_t pos, const struct shape *h, struct work *w)
 {
     const struct esp_layout *l = &p->pools.layout;
-    uint32_t last = pos + w->n_tok - 1; /* position of the last query */
-    const struct esp_kv_scheme *scheme = &l->layers[op->layer].scheme;
+    const uint32_t page0 = group_page(l, g), page1 = group_page(l, g + 1);
+    const uint32_t last = esp_layout_page_of(l, pos + w->n_tok - 1); /* page of the last query */
+    const struct esp_layout_kv *at = esp_layout_kv_of(l, op->layer, page0);
+    const struct esp_kv_scheme *scheme = &at->scheme;
     struct esp_attend a = {.ld_kv = h->head_dim,
                            .scheme = scheme,
                            .head_dim = h->head_dim,
@@ -127,24 +157,20 @@ static void run_group(const struct esp_plan *p, const struct esp_op *op, const s
         w->l[i] = 0;
     }
     memset(w->acc, 0, (size_t)w->n_query * h->head_dim * sizeof *w->acc);
-    for (uint32_t span = g * ATTEND_GROUP_SPANS;
-         span < (g + 1) * ATTEND_GROUP_SPANS && span * ESP_SPAN <= last; span++) {
-        for (uint32_t i = 0; i < w->n_query; i++) {
-            uint32_t end = pos + i / h->rep + 1; /* positions seen */
-
-            end = end > span * ESP_SPAN ? end - span * ESP_SPAN : 0;
-            w->visible[i] = end < ESP_SPAN ? end : ESP_SPAN;
-        }
-        a.k = plan_kv(p, s->pages[span], op->layer, kv_head, 0);
-        a.v = plan_kv(p, s->pages[span], op->layer, kv_head, 1);
-        a.k_next = span + 1 < (g + 1) * ATTEND_GROUP_SPANS && (span + 1) * ESP_SPAN <= last
-                       ? plan_kv(p, s->pages[span + 1], op->layer, kv_head, 0)
-                       : NULL;
+    for (uint32_t page = page0; page < page1 && page <= last; page++) {
+        look(l, page, pos, h->rep, w);
+        a.k = plan_kv(p, s->pages[page], at, kv_head, 0);
+        a.v = plan_kv(p, s->pages[page], at, kv_head, 1);
+        a.k_next =
+            page + 1 < page1 && page + 1 <= last ? plan_kv(p, s->pages[page + 1], at, kv_head, 0) : NULL;
         if (esp_kv_coded(scheme))
             p->dev->k.attend_codes(&a, w->kernel);
         else
             p->dev->k.attend[scheme->kind == ESP_KV_KIND_F32 ? ESP_KV_F32 : ESP_KV_BF16](&a, w->kernel);
     }
+    if (at != &l->layers[op->layer]) /* exact: into the basis of the coded values behind it */
+        for (uint32_t i = 0; i < w->n_query; i++)
+            esp_kv_rotate(&l->layers[op->layer].scheme, h->head_dim, w->acc + (size_t)i * h->head_dim);
 }
 
 static void store_query(const struct esp_plan *p, const struct esp_op *op, const struct shape *h,
@@ -164,7 +190,8 @@ static void whole_block(const struct thread *t, const struct esp_op *op, const s
     const struct esp_plan *p = t->p;
     uint32_t n_tok = s->n_tok - i0 < ATTEND_BLOCK_TOKENS ? s->n_tok - i0 : ATTEND_BLOCK_TOKENS;
     struct work w = carve(t->scratch, n_tok, h);
-    uint32_t n_group = groups_of(s->n + i0 + n_tok);
+    const struct esp_layout *l = &p->pools.layout;
+    uint32_t n_group = groups_of(l, s->n + i0 + n_tok);
 
     load_queries(p, op, h, s->tok0 + i0, kv_head, &w);
     for (uint32_t i = 0; i < w.n_query; i++) {
@@ -175,7 +202,8 @@ static void whole_block(const struct thread *t, const struct esp_op *op, const s
     for (uint32_t g = 0; g < n_group; g++) {
         run_group(p, op, s, kv_head, g, s->n + i0, h, &w);
         for (uint32_t i = 0; i < w.n_query; i++)
-            if (s->n + i0 + i / h->rep >= g * GROUP) /* else the query sees nothing of this group */
+            if (s->n + i0 + i / h->rep >=
+                esp_layout_page_first(l, group_page(l, g))) /* else it sees nothing */
                 p->dev->k.attend_merge(&w.total_m[i], &w.total_l[i], w.total_acc + (size_t)i * h->head_dim,
                                        w.m[i], w.l[i], w.acc + (size_t)i * h->head_dim, h->head_dim);
     }
@@ -184,9 +212,9 @@ static void whole_block(const struct thread *t, const struct esp_op *op, const s
                     w.total_acc + (size_t)i * h->head_dim);
 }
 
-static bool splits(const struct esp_batch_seq *s)
+static bool splits(const struct thread *t, const struct esp_batch_seq *s)
 {
-    return s->n_tok <= SPLIT_ROWS && s->n + s->n_tok > GROUP;
+    return s->n_tok <= SPLIT_ROWS && groups_of(&t->p->pools.layout, s->n + s->n_tok) > 1;
 }
 
 /* Where the partial of (token, head, group) of a split sequence lies; split_row counts split rows before this
@@ -194,7 +222,7 @@ static bool splits(const struct esp_batch_seq *s)
 static float *partial(const struct esp_plan *p, const struct shape *h, uint32_t split_row, uint32_t head,
                       uint32_t g)
 {
-    size_t groups = groups_of(p->opts.context);
+    size_t groups = groups_of(&p->pools.layout, p->opts.context);
 
     return plan_split(p) + (((size_t)split_row * h->n_head + head) * groups + g) * h->part;
 }
@@ -221,7 +249,7 @@ static void merge_split(const struct thread *t, const struct esp_op *op, const s
 {
     float *acc = t->scratch;
     float m = -INFINITY, l = 0;
-    uint32_t n_group = groups_of(s->n + i + 1);
+    uint32_t n_group = groups_of(&t->p->pools.layout, s->n + i + 1);
 
     memset(acc, 0, h->head_dim * sizeof *acc);
     for (uint32_t g = 0; g < n_group; g++) {
@@ -233,10 +261,10 @@ static void merge_split(const struct thread *t, const struct esp_op *op, const s
 }
 
 /* Number of first-phase tasks of a sequence. */
-static uint32_t tasks_of(const struct esp_batch_seq *s, const struct shape *h)
+static uint32_t tasks_of(const struct thread *t, const struct esp_batch_seq *s, const struct shape *h)
 {
-    if (splits(s))
-        return h->n_kv * groups_of(s->n + s->n_tok);
+    if (splits(t, s))
+        return h->n_kv * groups_of(&t->p->pools.layout, s->n + s->n_tok);
     return h->n_kv * ((s->n_tok + ATTEND_BLOCK_TOKENS - 1) / ATTEND_BLOCK_TOKENS);
 }
 
@@ -247,18 +275,19 @@ static void first_phase(const struct thread *t, const struct esp_op *op, const s
 
     for (uint32_t i = 0; i < b->n_seq; i++) {
         const struct esp_batch_seq *s = &b->seqs[i];
-        uint32_t n = tasks_of(s, h);
+        const bool split = splits(t, s);
+        uint32_t n = tasks_of(t, s, h);
 
         for (; next - first < n; next = esp_task_next(t->counter)) {
             uint32_t kv_head = (next - first) % h->n_kv, part = (next - first) / h->n_kv;
 
-            if (splits(s))
+            if (split)
                 split_block(t, op, s, split_row, kv_head, part, h);
             else
                 whole_block(t, op, s, kv_head, part * ATTEND_BLOCK_TOKENS, h);
         }
         first += n;
-        split_row += splits(s) ? s->n_tok : 0;
+        split_row += split ? s->n_tok : 0;
     }
 }
 
@@ -269,12 +298,13 @@ static void second_phase(const struct thread *t, const struct esp_op *op, const 
 
     for (uint32_t i = 0; i < b->n_seq; i++) {
         const struct esp_batch_seq *s = &b->seqs[i];
-        uint32_t n = splits(s) ? s->n_tok * h->n_head : 0;
+        const bool split = splits(t, s);
+        uint32_t n = split ? s->n_tok * h->n_head : 0;
 
         for (; next - first < n; next = esp_task_next(t->counter + 1))
             merge_split(t, op, s, split_row, (next - first) / h->n_head, (next - first) % h->n_head, h);
         first += n;
-        split_row += splits(s) ? s->n_tok : 0;
+        split_row += split ? s->n_tok : 0;
     }
 }
 
@@ -285,7 +315,7 @@ void esp_cpu_op_attend(const struct thread *t, const struct esp_op *op)
     bool any = false;
 
     for (uint32_t i = 0; i < b->n_seq; i++)
-        any |= splits(&b->seqs[i]);
+        any |= splits(t, &b->seqs[i]);
     first_phase(t, op, &h);
     if (!any)
         return;
@@ -300,7 +330,7 @@ static uint32_t append_row(const struct esp_plan *p, const struct esp_layout_kv 
     const uint32_t d = p->pools.layout.head_dim;
 
     if (a->scheme.kind != ESP_KV_KIND_BF16)
-        return which ? esp_kv_encode_value(&a->scheme, d, x, dst) : esp_kv_encode_key(&a->scheme, d, x, dst);
+        return p->dev->k.kv_encode[which](&a->scheme, d, x, dst);
     p->dev->k.f32_to_bf16(x, (uint16_t *)(void *)dst, d);
     return 0;
 }
@@ -311,7 +341,6 @@ void esp_cpu_op_kv_append(const struct thread *t, const struct esp_op *op)
 {
     const struct esp_plan *p = t->p;
     const struct esp_layout *l = &p->pools.layout;
-    const struct esp_layout_kv *a = &l->layers[op->layer];
     const struct esp_batch *b = p->batch;
     const float *src[2] = {plan_value(p, op->a), plan_value(p, op->b)};
     uint32_t repaired = 0;
@@ -320,14 +349,16 @@ void esp_cpu_op_kv_append(const struct thread *t, const struct esp_op *op)
         const struct esp_batch_seq *s = &b->seqs[i];
 
         for (uint32_t j = t->tid; j < s->n_tok; j += t->n_thread) {
-            uint32_t pos = s->n + j;
+            const uint32_t pos = s->n + j, page = esp_layout_page_of(l, pos);
+            const size_t in_page = pos - esp_layout_page_first(l, page);
+            const struct esp_layout_kv *a = esp_layout_kv_of(l, op->layer, page);
 
             for (uint32_t h = 0; h < l->n_kv_head * 2; h++) {
                 const float *x = src[h & 1] + ((size_t)(s->tok0 + j) * l->n_kv_head + h / 2) * l->head_dim;
 
                 repaired += append_row(p, a, x, h & 1,
-                                       plan_kv(p, s->pages[pos / ESP_SPAN], op->layer, h / 2, h & 1) +
-                                           (size_t)(pos % ESP_SPAN) * (h & 1 ? a->v_row : a->k_row));
+                                       plan_kv(p, s->pages[page], a, h / 2, h & 1) +
+                                           in_page * (h & 1 ? a->v_row : a->k_row));
             }
         }
     }

@@ -1,7 +1,8 @@
 /*
  * The recurrent mixer: causal convolution and the gated delta rule on an open chunk. A task of the rule is
  * one key head of one sequence, with all value heads that share its keys; it walks the sequence's new rows in
- * order, cut at absolute multiples of ESP_CHUNK. The convolution is cut by channels.
+ * order, cut at absolute multiples of ESP_CHUNK. The convolution is cut by channels. A state that is not kept
+ * as f32 becomes f32 in scratch, one value head at a time, and is rounded again where its chunk closes.
  *
  * SPDX-License-Identifier: MIT
  */
@@ -60,7 +61,10 @@ void esp_cpu_op_conv(const struct thread *t, const struct esp_op *op)
 
 size_t esp_cpu_delta_thread_floats(const struct esp_layout *l)
 {
-    return l->n_delta ? (size_t)ESP_CHUNK * l->dk + ((esp_delta_scratch_floats() + 15) & ~(size_t)15) : 0;
+    const size_t state = l->state == ESP_RECURRENT_F32 ? 0 : (size_t)l->dv * l->dk;
+
+    return l->n_delta ? (size_t)ESP_CHUNK * l->dk + state + ((esp_delta_scratch_floats() + 15) & ~(size_t)15)
+                      : 0;
 }
 
 struct head { /* one key head of one sequence in one layer */
@@ -70,15 +74,23 @@ struct head { /* one key head of one sequence in one layer */
     uint8_t *slot; /* layer of the slot in use */
 };
 
-static float *slot_s(const struct esp_layout *l, uint8_t *slot, uint32_t vh)
+static uint8_t *slot_s(const struct esp_layout *l, uint8_t *slot, uint32_t vh)
 {
-    return (float *)(void *)(slot + l->s_off) + (size_t)vh * l->dv * l->dk;
+    return slot + l->s_off + vh * l->s_head;
 }
 
-/* The kernel's view of value head vh: state, open rows. */
-static struct esp_delta view(const struct esp_plan *p, const struct head *h, uint32_t vh)
+/* A stored state as f32: where it lies, or in scratch. */
+static float *state_place(const struct thread *t, uint8_t *stored)
 {
-    const struct esp_layout *l = &p->pools.layout;
+    const struct esp_layout *l = &t->p->pools.layout;
+
+    return l->state == ESP_RECURRENT_F32 ? (float *)(void *)stored : t->scratch + (size_t)ESP_CHUNK * l->dk;
+}
+
+/* The kernel's view of value head vh: state (where it belongs, not read yet), open rows. */
+static struct esp_delta view(const struct thread *t, const struct head *h, uint32_t vh)
+{
+    const struct esp_layout *l = &t->p->pools.layout;
     uint32_t vh_total = l->vh;
     struct esp_delta d = {.dk = l->dk,
                           .dv = l->dv,
@@ -90,7 +102,7 @@ static struct esp_delta view(const struct esp_plan *p, const struct head *h, uin
                           .ld_beta = 2 * (size_t)vh_total,
                           .ld_o = (size_t)vh_total * l->dv};
 
-    d.s = slot_s(l, h->slot, vh);
+    d.s = state_place(t, slot_s(l, h->slot, vh));
     d.k = (float *)(void *)(h->slot + l->k_off) + (size_t)h->kh * ESP_CHUNK * l->dk;
     d.u = (float *)(void *)(h->slot + l->u_off) + (size_t)vh * ESP_CHUNK * l->dv;
     d.g = (float *)(void *)(h->slot + l->g_off) + (size_t)vh * ESP_CHUNK;
@@ -98,15 +110,22 @@ static struct esp_delta view(const struct esp_plan *p, const struct head *h, uin
 }
 
 /* Close the full chunk of every value head of h into slot `to`, and continue there. */
-static void fold(const struct esp_plan *p, struct head *h, uint8_t *to)
+static void fold(const struct thread *t, struct head *h, uint8_t *to)
 {
+    const struct esp_plan *p = t->p;
     const struct esp_layout *l = &p->pools.layout;
     uint32_t rep = l->vh / l->kh;
 
     for (uint32_t r = 0; r < rep; r++) {
-        struct esp_delta d = view(p, h, h->kh * rep + r);
+        struct esp_delta d = view(t, h, h->kh * rep + r);
+        uint8_t *stored = slot_s(l, to, h->kh * rep + r);
+        float *s = state_place(t, stored);
 
-        p->dev->k.delta_fold(&d, ESP_CHUNK, slot_s(l, to, h->kh * rep + r));
+        if (l->state != ESP_RECURRENT_F32)
+            esp_recurrent_resume(l->state, l->dv, l->dk, slot_s(l, h->slot, h->kh * rep + r), s);
+        p->dev->k.delta_fold(&d, ESP_CHUNK, s);
+        if (l->state != ESP_RECURRENT_F32)
+            esp_recurrent_write(l->state, l->dv, l->dk, s, stored);
     }
     h->slot = to;
 }
@@ -119,13 +138,16 @@ static void rows_in_chunk(const struct thread *t, const struct head *h, uint32_t
     uint32_t rep = l->vh / l->kh, tok = h->s->tok0 + i;
     const float *c = plan_value(p, h->op->a) + (size_t)tok * l->conv_dim;
     const float *gates = plan_value(p, h->op->b) + (size_t)tok * 2 * l->vh;
-    float *q = t->scratch, *kernel = t->scratch + (size_t)ESP_CHUNK * l->dk;
+    float *q = t->scratch, *s = q + (size_t)ESP_CHUNK * l->dk;
+    float *kernel = l->state == ESP_RECURRENT_F32 ? s : s + (size_t)l->dv * l->dk;
     float scale = 1.0f / sqrtf((float)l->dk);
 
     for (uint32_t r = 0; r < rep; r++) {
         uint32_t vh = h->kh * rep + r;
-        struct esp_delta d = view(p, h, vh);
+        struct esp_delta d = view(t, h, vh);
 
+        if (l->state != ESP_RECURRENT_F32)
+            esp_recurrent_read(l->state, l->dv, l->dk, slot_s(l, h->slot, vh), s);
         for (uint32_t j = 0; j < n; j++) {
             const float *row = c + (size_t)j * l->conv_dim;
 
@@ -156,7 +178,7 @@ static void run_head(const struct thread *t, struct head *h)
         uint32_t pos = s->n + i, n;
 
         if (pos - base == ESP_CHUNK) { /* rows before s->n are committed: their chunk closes in place */
-            fold(p, h, plan_slot(p, i == 0 ? s->slot : s->slot_next, h->op->layer));
+            fold(t, h, plan_slot(p, i == 0 ? s->slot : s->slot_next, h->op->layer));
             base = pos;
         }
         n = ESP_CHUNK - (pos - base);

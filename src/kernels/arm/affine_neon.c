@@ -13,11 +13,11 @@
 
 #include <math.h>
 
+#include "kernels/arm/coded.h"
 #include "kernels/arm/neon.h"
 #include "kernels/arm/parts.h"
 
 enum {
-    OUTS = 4,
     ROWS = 8, /* rows that share formed codes */
     GROUP = ESP_AFFINE_GROUP_MAX,
     UNIT = 32, /* codes that end at a byte and at a word, whatever their bits */
@@ -113,23 +113,6 @@ static size_t float_bytes(uint32_t n_in, uint32_t group)
     return (size_t)n_in / group * 8 + (size_t)n_in * sizeof(float);
 }
 
-/* As the reference: 0 below the normal range, NaN where an input is not finite. */
-static float group_step(const float *x, size_t n, float top)
-{
-    uint32x4_t m = vdupq_n_u32(0);
-    uint32_t bits;
-    float max;
-
-    for (size_t i = 0; i < n; i += 4)
-        m = vmaxq_u32(m, vreinterpretq_u32_f32(vabsq_f32(vld1q_f32(x + i))));
-    bits = vmaxvq_u32(m);
-    if (bits >= 0x7f800000)
-        return NAN;
-    memcpy(&max, &bits, sizeof max);
-    max /= top;
-    return max < 0x1p-126f ? 0 : max;
-}
-
 static void prepare_int(const struct esp_weight *w, const float *x, float top, uint8_t *out)
 {
     const size_t n_group = w->n_in / w->group;
@@ -137,19 +120,8 @@ static void prepare_int(const struct esp_weight *w, const float *x, float top, u
     int16_t *v = (int16_t *)(void *)(sums + n_group);
 
     for (size_t g = 0; g < n_group; g++, x += w->group, v += w->group) {
-        const float s = group_step(x, w->group, top);
-        const float32x4_t by = vdupq_n_f32(s > 0 ? s : INFINITY); /* no step: all codes 0 */
-        int32x4_t sum = vdupq_n_s32(0);
-
-        for (size_t i = 0; i < w->group; i += 8) {
-            const int32x4_t lo = vcvtnq_s32_f32(vdivq_f32(vld1q_f32(x + i), by));
-            const int32x4_t hi = vcvtnq_s32_f32(vdivq_f32(vld1q_f32(x + i + 4), by));
-
-            sum = vaddq_s32(sum, vaddq_s32(lo, hi));
-            vst1q_s16(v + i, vcombine_s16(vmovn_s32(lo), vmovn_s32(hi)));
-        }
-        step[g] = s;
-        sums[g] = (float)vaddvq_s32(sum) * s;
+        step[g] = act_step(x, w->group, top);
+        sums[g] = (float)act_round(x, w->group, step[g], v) * step[g];
     }
 }
 
@@ -200,49 +172,6 @@ static void prepare_bf16(const struct esp_weight *w, const float *x, size_t ldx,
 
 /* ---- products ---- */
 
-/* Sums of a group times the codes of four outputs, GROUP apart. */
-N_INLINE float32x4_t dot_int(const int16_t *codes, const int16_t *v, size_t n)
-{
-    int32x4_t sum[OUTS];
-
-    N_UNROLL
-    for (int o = 0; o < OUTS; o++)
-        sum[o] = vdupq_n_s32(0);
-    for (size_t i = 0; i < n; i += 8) {
-        const int16x8_t a = vld1q_s16(v + i);
-
-        N_UNROLL
-        for (int o = 0; o < OUTS; o++) {
-            const int16x8_t c = vld1q_s16(codes + o * GROUP + i);
-
-            sum[o] = vmlal_s16(sum[o], vget_low_s16(c), vget_low_s16(a));
-            sum[o] = vmlal_high_s16(sum[o], c, a);
-        }
-    }
-    return vcvtq_f32_s32(vpaddq_s32(vpaddq_s32(sum[0], sum[1]), vpaddq_s32(sum[2], sum[3])));
-}
-
-N_INLINE float32x4_t dot_float(const float *codes, const float *z, size_t n)
-{
-    struct f8 sum[OUTS];
-    float total[OUTS];
-
-    N_UNROLL
-    for (int o = 0; o < OUTS; o++)
-        sum[o] = f8_zero();
-    for (size_t i = 0; i < n; i += 8) {
-        const struct f8 a = f8_load(z + i);
-
-        N_UNROLL
-        for (int o = 0; o < OUTS; o++)
-            sum[o] = f8_fma(sum[o], f8_load(codes + o * GROUP + i), a);
-    }
-    N_UNROLL
-    for (int o = 0; o < OUTS; o++)
-        total[o] = f8_sum(sum[o]);
-    return vld1q_f32(total);
-}
-
 /* One value of group g for each of four outputs; past the end the last one again. */
 N_INLINE float32x4_t plane4(const struct esp_weight *w, const uint8_t *plane, uint32_t o, uint32_t n,
                             size_t g)
@@ -286,8 +215,9 @@ N_INLINE void tile(int ints, const struct call *c, const uint8_t *act, uint32_t 
         for (size_t r = 0; r < n_row; r++) {
             const float *step = (const float *)(const void *)(act + r * c->act_bytes), *sums = step + n_group;
             const void *v = sums + n_group;
-            const float32x4_t dot = ints ? dot_int(shorts, (const int16_t *)v + g * w->group, w->group)
-                                         : dot_float(floats, (const float *)v + g * w->group, w->group);
+            const float32x4_t dot =
+                ints ? dot4_int(shorts, GROUP, (const int16_t *)v + g * w->group, w->group)
+                     : dot4_float(floats, GROUP, (const float *)v + g * w->group, w->group);
 
             acc[r] = vfmaq_f32(acc[r], dot, vmulq_n_f32(scale, step[g]));
             acc[r] = vfmaq_n_f32(acc[r], bias, sums[g]);

@@ -12,4 +12,5 @@ void esp_kernels_init_neon(struct esp_kernels *k)
     esp_affine_init_neon(k);
     esp_dense_init_neon(k);
     esp_rows_init_neon(k);
+    esp_attend_init_neon(k);
 }

@@ -12,5 +12,6 @@ void esp_trellis_init_neon(struct esp_kernels *k);
 void esp_affine_init_neon(struct esp_kernels *k);
 void esp_dense_init_neon(struct esp_kernels *k);
 void esp_rows_init_neon(struct esp_kernels *k);
+void esp_attend_init_neon(struct esp_kernels *k);
 
 #endif

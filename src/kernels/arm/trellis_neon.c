@@ -14,13 +14,13 @@
 
 #include <math.h>
 
+#include "kernels/arm/coded.h"
 #include "kernels/arm/neon.h"
 #include "kernels/arm/parts.h"
 
 enum {
     BLOCK = ESP_TRELLIS_BLOCK,
     CHUNK = 64, /* windows decoded at once; divides esp_weight_out_align() */
-    OUTS = 4,   /* outputs of a tile along axis 1 */
     RUN = 32,   /* inputs along axis 0 summed in f32 before they meet the output */
     SPAN = 16,  /* bytes of eight windows */
     CHUNK_BYTES_MAX = CHUNK / 8 * ESP_TRELLIS_BITS_MAX,
@@ -165,24 +165,6 @@ static void fold_block(const struct esp_weight *w, const float *x, size_t b, int
     }
 }
 
-/* As the reference: 0 below the normal range, NaN where an input is not finite (NaN > inf > finite as
- * integers). */
-static float block_step(const float z[BLOCK], float top)
-{
-    uint32x4_t m = vdupq_n_u32(0);
-    uint32_t bits;
-    float max;
-
-    for (size_t i = 0; i < BLOCK; i += 4)
-        m = vmaxq_u32(m, vreinterpretq_u32_f32(vabsq_f32(vld1q_f32(z + i))));
-    bits = vmaxvq_u32(m);
-    if (bits >= 0x7f800000)
-        return NAN;
-    memcpy(&max, &bits, sizeof max);
-    max /= top;
-    return max < 0x1p-126f ? 0 : max;
-}
-
 static void prepare_int(const struct esp_weight *w, const float *x, float top, uint8_t *out)
 {
     float *steps = (float *)(void *)out;
@@ -191,17 +173,10 @@ static void prepare_int(const struct esp_weight *w, const float *x, float top, u
     memset(steps, 0, steps_of(w->n_in) * sizeof *steps);
     for (size_t b = 0; b < blocks_of(w->n_in); b++, v += BLOCK) {
         float z[BLOCK];
-        float32x4_t by;
 
         fold_block(w, x, b, 0, z);
-        steps[b] = block_step(z, top);
-        by = vdupq_n_f32(steps[b] > 0 ? steps[b] : INFINITY); /* no step: all integers 0 */
-        for (size_t i = 0; i < BLOCK; i += 8) {
-            const int32x4_t lo = vcvtnq_s32_f32(vdivq_f32(vld1q_f32(z + i), by));
-            const int32x4_t hi = vcvtnq_s32_f32(vdivq_f32(vld1q_f32(z + i + 4), by));
-
-            vst1q_s16(v + i, vcombine_s16(vmovn_s32(lo), vmovn_s32(hi)));
-        }
+        steps[b] = act_step(z, BLOCK, top);
+        act_round(z, BLOCK, steps[b], v);
     }
 }
 
@@ -248,48 +223,6 @@ struct call {
 
 /* ---- axis 1: sums over the block of four outputs ---- */
 
-N_INLINE float32x4_t reduce_int(const int16_t *values, const int16_t *v)
-{
-    int32x4_t sum[OUTS];
-
-    N_UNROLL
-    for (int o = 0; o < OUTS; o++)
-        sum[o] = vdupq_n_s32(0);
-    for (size_t i = 0; i < BLOCK; i += 8) {
-        const int16x8_t a = vld1q_s16(v + i);
-
-        N_UNROLL
-        for (int o = 0; o < OUTS; o++) {
-            const int16x8_t y = vld1q_s16(values + o * BLOCK + i);
-
-            sum[o] = vmlal_s16(sum[o], vget_low_s16(y), vget_low_s16(a));
-            sum[o] = vmlal_high_s16(sum[o], y, a);
-        }
-    }
-    return vcvtq_f32_s32(vpaddq_s32(vpaddq_s32(sum[0], sum[1]), vpaddq_s32(sum[2], sum[3])));
-}
-
-N_INLINE float32x4_t reduce_float(const float *values, const float *z)
-{
-    struct f8 sum[OUTS];
-    float total[OUTS];
-
-    N_UNROLL
-    for (int o = 0; o < OUTS; o++)
-        sum[o] = f8_zero();
-    for (size_t i = 0; i < BLOCK; i += 8) {
-        const struct f8 a = f8_load(z + i);
-
-        N_UNROLL
-        for (int o = 0; o < OUTS; o++)
-            sum[o] = f8_fma(sum[o], f8_load(values + o * BLOCK + i), a);
-    }
-    N_UNROLL
-    for (int o = 0; o < OUTS; o++)
-        total[o] = f8_sum(sum[o]);
-    return vld1q_f32(total);
-}
-
 /* Add block b of outputs o .. o + n - 1, whose values are in the buffer, to the outputs of all rows. */
 N_INLINE void reduce_rows(int ints, const struct call *c, uint32_t o, uint32_t n, size_t b,
                           const void *values)
@@ -308,10 +241,11 @@ N_INLINE void reduce_rows(int ints, const struct call *c, uint32_t o, uint32_t n
             memcpy(before, y, n * sizeof *y);
         acc = vld1q_f32(before);
         if (ints)
-            acc = vfmaq_n_f32(acc, reduce_int(values, int_values(row, c->w->n_in) + b * BLOCK),
+            acc = vfmaq_n_f32(acc, dot4_int(values, BLOCK, int_values(row, c->w->n_in) + b * BLOCK, BLOCK),
                               ((const float *)(const void *)row)[b]);
         else
-            acc = vaddq_f32(acc, reduce_float(values, (const float *)(const void *)row + b * BLOCK));
+            acc = vaddq_f32(acc,
+                            dot4_float(values, BLOCK, (const float *)(const void *)row + b * BLOCK, BLOCK));
         store4(y, last ? vmulq_f32(acc, vld1q_f32(f)) : acc, n);
     }
 }

@@ -94,4 +94,6 @@ void esp_ref_init_attend(struct esp_kernels *k)
     k->attend[ESP_KV_BF16] = attend_bf16;
     k->attend_codes = attend_codes;
     k->attend_merge = attend_merge;
+    k->kv_encode[0] = esp_kv_encode_key;
+    k->kv_encode[1] = esp_kv_encode_value;
 }

@@ -21,6 +21,7 @@ void esp_kernels_init_avx2(struct esp_kernels *k)
     esp_delta_init_avx2(k);
     esp_attend_init_avx2(k);
     esp_attend_kv_init_avx2(k);
+    esp_kv_encode_init_avx2(k);
 }
 
 void esp_kernels_init_avx512(struct esp_kernels *k)
@@ -33,4 +34,5 @@ void esp_kernels_init_avx512(struct esp_kernels *k)
     esp_delta_init_avx512(k);
     esp_attend_init_avx512(k);
     esp_attend_kv_init_avx512(k);
+    esp_kv_encode_init_avx512(k);
 }

@@ -25,5 +25,7 @@ void esp_attend_init_avx2(struct esp_kernels *k);
 void esp_attend_init_avx512(struct esp_kernels *k);
 void esp_attend_kv_init_avx2(struct esp_kernels *k);
 void esp_attend_kv_init_avx512(struct esp_kernels *k);
+void esp_kv_encode_init_avx2(struct esp_kernels *k);
+void esp_kv_encode_init_avx512(struct esp_kernels *k);
 
 #endif

@@ -40,7 +40,7 @@ static double now(void)
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-static void nap(double seconds)
+static void pause_for(double seconds)
 {
     usleep((useconds_t)(seconds * 1e6));
 }
@@ -52,7 +52,7 @@ static esp_status load(void *user, struct esp_serve_engine *out, esp_error *err)
     struct running *r = user;
     const esp_model_opts mo = {.threads = 1};
 
-    nap(r->s->load_delay);
+    pause_for(r->s->load_delay);
     ESP_TRY(esp_model_open(&r->model, test_path(r->s->model), &mo, err));
     ESP_TRY(esp_engine_open(&r->engine, r->model, &r->s->engine, err));
     *out = (struct esp_serve_engine){.model = r->model,
@@ -149,7 +149,7 @@ void server_start(struct server *s)
         if (s->load_delay > 0 && __atomic_load_n(&s->port, __ATOMIC_SEQ_CST))
             return;
         assert_true(now() < until);
-        nap(0.005);
+        pause_for(0.005);
     }
 }
 
@@ -190,7 +190,7 @@ bool server_logged(struct server *s, const char *text)
         found = strstr(esp_strbuf_str(&s->log), text) != NULL;
         pthread_mutex_unlock(&log_lock);
         if (!found)
-            nap(0.01);
+            pause_for(0.01);
     }
     return found;
 }

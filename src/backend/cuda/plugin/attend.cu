@@ -9,7 +9,7 @@
  *
  * SPDX-License-Identifier: MIT
  */
-#include "backend/cuda/plugin/start.cuh"
+#include "backend/cuda/plugin/attend.cuh"
 
 enum {
     QUERIES = 16,
@@ -20,12 +20,6 @@ enum {
 
 /* ---- appending
  * ------------------------------------------------------------------------------------------------------ */
-
-static __device__ __forceinline__ uint8_t *kv_at(const cu_kv &kv, uint32_t page, uint32_t head,
-                                                 uint32_t which)
-{
-    return kv.pages + (size_t)page * kv.page_bytes + kv.layer_off + (size_t)(head * 2 + which) * kv.plane;
-}
 
 static __global__ void kv_append(cu_kv kv, const float *k, const float *v, cu_batch b)
 {
@@ -55,37 +49,6 @@ void cu_kv_append(cudaStream_t s, const struct cu_kv *kv, const float *k, const 
 
 /* ---- merging
  * -------------------------------------------------------------------------------------------------------- */
-
-struct running {
-    float m, l;
-};
-
-/* Factors that merge a partial (m2, l2) into r, which is updated; an empty partial changes nothing. */
-static __device__ __forceinline__ float2 merge_factors(running *r, float m2, float l2)
-{
-    const float top = fmaxf(r->m, m2);
-    float2 f;
-
-    if (l2 == 0)
-        return make_float2(1, 0);
-    f.x = expf(r->m - top); /* 0 before the first span */
-    f.y = expf(m2 - top);
-    r->m = top;
-    r->l = fmaf(l2, f.y, r->l * f.x);
-    return f;
-}
-
-static __device__ __forceinline__ float merged(float acc, float part, float2 f)
-{
-    return f.y == 0 && f.x == 1 ? acc : fmaf(part, f.y, acc * f.x);
-}
-
-/* A partial: dim sums, then m and l. */
-static __device__ __forceinline__ float *part_at(const cu_attention &a, uint32_t tok, uint32_t head,
-                                                 uint32_t span)
-{
-    return a.parts + (((size_t)tok * a.n_head + head) * a.part_spans + span) * (a.kv.dim + 8);
-}
 
 static __global__ void __launch_bounds__(128) merge(cu_attention a, cu_batch b)
 {
@@ -335,10 +298,31 @@ static __device__ __forceinline__ void span_values(float acc[NP][2][4], const ui
     }
 }
 
+/* Keys and values of a block's span on their way to the L2 cache while the kernel before still works: all but
+ * the last rows are older. */
+static __device__ __forceinline__ void fetch_span(const cu_attention &a, const cu_batch &b)
+{
+#if __CUDA_ARCH__ >= 900
+    block k;
+
+    if (threadIdx.x >= 2 || !find_block(&k, a, b, blockIdx.z % b.n_seq, blockIdx.z / b.n_seq))
+        return;
+    const uint32_t rows = visible(k, blockIdx.x, k.n_query - 1), bytes = rows * a.kv.dim * 2;
+
+    if (rows)
+        asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(
+                         kv_at(a.kv, b.pages[k.s.page0 + blockIdx.x], k.kv_head, threadIdx.x)),
+                     "r"(bytes)
+                     : "memory");
+#endif
+}
+
 template <int NP, bool SPLIT>
 static __global__ void __launch_bounds__(THREADS)
     attend_tensor(const __grid_constant__ cu_attention a, const __grid_constant__ cu_batch b)
 {
+    if (SPLIT)
+        fetch_span(a, b);
     cu_let_next_start();
     cu_wait_for_inputs();
     extern __shared__ __align__(128) uint8_t shared[];
@@ -520,6 +504,15 @@ template <bool SPLIT> static void launch(cudaStream_t s, const cu_attention *a, 
         cu_start(s, attend_tensor<4, SPLIT>, grid, THREADS, bytes, *a, *b);
 }
 
+void cu_attend_spans(cudaStream_t s, const struct cu_attention *a, const struct cu_batch *b,
+                     const struct cu_shape *h)
+{
+    const uint32_t rep = a->n_head / a->kv.n_kv, per = rep < QUERIES ? QUERIES / rep : 1;
+
+    launch<true>(s, a, b,
+                 dim3(h->max_span, a->kv.n_kv, h->n_seq * ((h->max_seq_tok + per - 1) / per)));
+}
+
 void cu_attend(cudaStream_t s, const struct cu_attention *a, const struct cu_batch *b,
                const struct cu_shape *h)
 {
@@ -527,7 +520,7 @@ void cu_attend(cudaStream_t s, const struct cu_attention *a, const struct cu_bat
     const uint32_t n_block = (h->max_seq_tok + per - 1) / per;
 
     if (h->n_tok <= CU_SPLIT_TOKENS && h->max_span > 1) {
-        launch<true>(s, a, b, dim3(h->max_span, a->kv.n_kv, h->n_seq * n_block));
+        cu_attend_spans(s, a, b, h);
         cu_start(s, merge, dim3(a->n_head, h->n_tok), 128, 0, *a, *b);
     } else {
         launch<false>(s, a, b, dim3(n_block, a->kv.n_kv, h->n_seq));

@@ -38,7 +38,7 @@ enum {
     CUDA_MAX_GROUP = 16,    /* products of one step */
     CUDA_LOGIT_ROWS = 128,  /* rows of logits in device memory at once */
     CUDA_HOST_ROWS = 16,    /* of them in page-locked memory at once */
-    CUDA_GRAPH_TOKENS = 16, /* steps of up to so many tokens are captured as graphs */
+    CUDA_GRAPH_TOKENS = 64, /* steps of up to so many tokens are captured as graphs */
     CUDA_MAX_GRAPH = 32,
     CUDA_EXPAND_BYTES = 256 << 20, /* room for expanded code values at most, if 16 tiles fit */
     CUDA_SPREAD_ROWS = 256, /* products of up to so many rows may be spread over more blocks by parts */
@@ -46,8 +46,21 @@ enum {
 
 enum cuda_step_kind { CUDA_STEP_OP, CUDA_STEP_LINEAR, CUDA_STEP_ADD_NORM };
 
+/* What a step may do together with those that follow, where a batch's shape allows it: fuse.c. */
+enum cuda_fuse {
+    CUDA_FUSE_NONE,
+    CUDA_FUSE_MIXER_IN, /* products of a recurrent mixer's input, CONV, GATES */
+    CUDA_FUSE_DELTA,    /* DELTA, GATED_NORM */
+    CUDA_FUSE_APPEND,   /* HEAD_ROPE of queries and of keys, KV_APPEND */
+    CUDA_FUSE_ATTEND,   /* ATTEND, HEAD_GATE */
+    CUDA_FUSE_GATED     /* products of gate and up, SWIGLU */
+};
+
 struct cuda_step {
     enum cuda_step_kind kind;
+    enum cuda_fuse fuse;
+    bool streams;      /* LINEAR: all its weights are of kinds that stream.h takes */
+    bool gated;        /* LINEAR: its input comes from CUDA_FUSE_GATED where that was done */
     uint32_t op, n_op; /* ops [op, op + n_op) of the tape */
     bool prepare;      /* LINEAR: the input must be put into product form first */
     bool emit;         /* OP, ADD_NORM: writes its result in product form too */
@@ -82,8 +95,9 @@ struct esp_plan {
     size_t values_bytes, act_term, act_bytes, rope_bytes, parts_bytes, spread_bytes, logits_bytes, vec_bytes;
     size_t input_bytes, hidden_bytes; /* rows of the tape's INPUT and HIDDEN, which no value overlaps */
     size_t input_off, hidden_off;
-    size_t expand_bytes; /* code values of a range of tiles of a coded weight */
-    size_t act_off, rope_off, parts_off, spread_off, expand_off, logits_off, vec_off, batch_off,
+    size_t expand_bytes;                        /* code values of a range of tiles of a coded weight */
+    size_t gated_term, gated_sums, gated_bytes; /* product form of few rows beside the one being read */
+    size_t act_off, gated_off, rope_off, parts_off, spread_off, expand_off, logits_off, vec_off, batch_off,
         scratch_bytes;
     uint32_t act_rows, part_spans, logit_rows, host_rows;
     struct cuda_batch_layout bl;
@@ -140,9 +154,27 @@ esp_status cuda_compile(struct esp_dev *d, const struct esp_tape *t, const struc
 void cuda_plan_free(struct esp_plan *p);
 
 /* launch.c: put the kernels of one step on the stream. */
-void cuda_launch(const struct esp_plan *p, const struct cuda_step *s, const struct cu_shape *h);
+void cuda_launch(const struct esp_plan *p, const struct cuda_step *s, const struct cu_shape *h,
+                 bool together);
 /* Logits of output rows [row0, row0 + n_row), to the start of the plan's logits. */
 void cuda_launch_logits(const struct esp_plan *p, const struct cuda_step *s, uint32_t row0, uint32_t n_row);
+
+/* fuse.c */
+void cuda_fuse(struct esp_plan *p);
+/* Step i and those after it that it does together; 0: nothing was done. */
+uint32_t cuda_launch_fused(const struct esp_plan *p, uint32_t i, const struct cu_shape *h);
+/* Product form of n_in inputs that CUDA_FUSE_GATED writes. */
+struct cu_act cuda_gated_act(const struct esp_plan *p, uint32_t n_in);
+bool cuda_gates_together(const struct esp_plan *p, uint32_t n_row);
+
+/* launch.c, for fuse.c */
+struct cu_act cuda_act_of(const struct esp_plan *p, uint32_t n_in, bool wanted);
+struct cu_linears cuda_linears_of(const struct esp_plan *p);
+struct cu_kv cuda_kv_of(const struct esp_plan *p, uint32_t layer);
+struct cu_delta cuda_delta_of(const struct esp_plan *p, uint32_t layer);
+struct cu_heads cuda_heads_of(const struct esp_plan *p, const struct esp_op *op);
+struct cu_attention cuda_attention_of(const struct esp_plan *p, const struct esp_op *op);
+uint32_t cuda_rows_of(const struct esp_plan *p, esp_val v, const struct cu_shape *h);
 
 /* run.c */
 esp_status cuda_run(struct esp_plan *p, const struct esp_batch *b, esp_error *err);

@@ -5,6 +5,7 @@
  * SPDX-License-Identifier: MIT
  */
 #include "backend/cuda/plugin/cuda.h"
+#include "backend/cuda/plugin/stream.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -192,6 +193,7 @@ static esp_status look_at(struct cuda_dev *d, esp_error *err)
         CUDA_TRY(cu_linear_setup_q4(), "setting up products");
         CUDA_TRY(cu_linear_setup_q8(), "setting up products");
         CUDA_TRY(cu_linear_setup_coded(), "setting up products");
+        CUDA_TRY(cu_stream_setup(), "setting up products");
     }
     snprintf(d->base.name, sizeof d->base.name, "cuda:%d (%.40s)", d->index, props.name);
     CUDA_TRY(cudaStreamCreateWithFlags(&d->stream, cudaStreamNonBlocking), "making a stream");

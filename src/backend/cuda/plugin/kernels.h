@@ -92,6 +92,7 @@ enum { CU_MAX_TERM = 3 };
 struct cu_act {
     uint16_t *t[CU_MAX_TERM];
     float *sums;
+    float *more; /* NULL, or what is to be added to sums: halves of a sum that two blocks made (stream.h) */
     uint32_t ld, max_row; /* max_row: rows of a column of sums, a multiple of 128 */
     uint32_t n_term;      /* 0: nothing is prepared */
 };
@@ -214,6 +215,25 @@ void cu_kv_append(cudaStream_t s, const struct cu_kv *kv, const float *k, const 
                   const struct cu_batch *b, uint32_t n_tok);
 void cu_attend(cudaStream_t s, const struct cu_attention *a, const struct cu_batch *b,
                const struct cu_shape *h);
+/*
+ * The same in three kernels for steps of at most CU_SPLIT_TOKENS tokens: queries, keys and values of the new
+ * rows; spans; merging, with the gate that follows (a.y is what the gate lets through), heads of a multiple
+ * of 32.
+ */
+struct cu_append {
+    struct cu_kv kv;
+    struct cu_rope rope;
+    struct cu_heads q_heads;
+    const float *q, *k, *v, *q_gamma, *k_gamma;
+    float *q_out, *k_out;
+    float q_eps, k_eps, q_scale, k_scale;
+    uint32_t k_stride;
+};
+void cu_rope_append(cudaStream_t s, const struct cu_append *p, const struct cu_batch *b, uint32_t n_tok);
+void cu_attend_spans(cudaStream_t s, const struct cu_attention *a, const struct cu_batch *b,
+                     const struct cu_shape *h);
+void cu_merge_gate(cudaStream_t s, const struct cu_attention *a, const struct cu_batch *b, uint32_t n_tok,
+                   const float *gate, uint32_t stride, const struct cu_act *act);
 /* Before the first launch with heads of this size: shared-memory limits. Fails where the device has too
  * little. */
 cudaError_t cu_attend_setup(uint32_t dim);
@@ -237,6 +257,18 @@ struct cu_delta {
 };
 void cu_conv(cudaStream_t s, const struct cu_delta *d, const float *x, const float *w, float *y,
              const struct cu_batch *b, const struct cu_shape *h);
+/* The norm of a head's outputs that follows the rule: y = rmsnorm(o) * silu(z), and y in product form. */
+struct cu_delta_norm {
+    const float *z, *gamma;
+    float *y;
+    float eps;
+    struct cu_act act;
+};
+/* One new row a sequence where no chunk closes, for shapes that it takes. */
+int cu_delta_one_takes(const struct cu_delta *d);
+void cu_delta_one(cudaStream_t s, const struct cu_delta *d, const float *c, const float *gates,
+                  const struct cu_delta_norm *n, const struct cu_batch *b);
+cudaError_t cu_delta_one_setup(void);
 void cu_delta_rule(cudaStream_t s, const struct cu_delta *d, const float *c, const float *gates, float *o,
                    const struct cu_batch *b, const struct cu_shape *h);
 

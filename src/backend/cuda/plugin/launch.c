@@ -6,14 +6,15 @@
  * SPDX-License-Identifier: MIT
  */
 #include "backend/cuda/plugin/cuda.h"
+#include "backend/cuda/plugin/stream.h"
 
-static uint32_t rows_of(const struct esp_plan *p, esp_val v, const struct cu_shape *h)
+uint32_t cuda_rows_of(const struct esp_plan *p, esp_val v, const struct cu_shape *h)
 {
     return p->tape->values[v].rows == ESP_ROWS_TOKEN ? h->n_tok : h->n_out;
 }
 
 /* Product form of rows of n_in elements; wanted false: none is written. */
-static struct cu_act act_of(const struct esp_plan *p, uint32_t n_in, bool wanted)
+struct cu_act cuda_act_of(const struct esp_plan *p, uint32_t n_in, bool wanted)
 {
     uint8_t *at = p->scratch + p->act_off;
     const uint32_t planes = p->n_term > p->n_coded ? p->n_term : p->n_coded;
@@ -30,7 +31,7 @@ static struct cu_act act_of(const struct esp_plan *p, uint32_t n_in, bool wanted
 /* The same memory in the form for coded weights. */
 static struct cu_act coded_act_of(const struct esp_plan *p, uint32_t n_in)
 {
-    struct cu_act a = act_of(p, n_in, true);
+    struct cu_act a = cuda_act_of(p, n_in, true);
 
     a.n_term = p->n_coded;
     return a;
@@ -62,19 +63,28 @@ static product_fn product_of(uint32_t format)
 static void flush(const struct esp_plan *p, struct cu_linears *l, const struct cu_act *act, const float *x,
                   uint32_t n_row)
 {
+    bool streams = p->dev->tiled && n_row <= CU_STREAM_ROWS;
     product_fn f;
 
     if (l->n == 0)
         return;
+    for (uint32_t i = 0; i < l->n; i++)
+        streams = streams && cu_stream_takes(&l->w[i], act->n_term);
     f = product_of(l->w[0].format);
-    if (f)
+    if (streams) {
+        struct cu_stream k = {.l = *l};
+
+        for (uint32_t i = 0; i < l->n; i++)
+            k.finish[i] = (struct cu_finish){.kind = CU_STORE, .y = l->y[i]};
+        cu_stream_run(p->dev->stream, &k, act, n_row);
+    } else if (f)
         f(p->dev->stream, l, act, n_row);
     else
         cu_linear_dense(p->dev->stream, l, x, n_row);
     l->n = 0;
 }
 
-static struct cu_linears linears_of(const struct esp_plan *p)
+struct cu_linears cuda_linears_of(const struct esp_plan *p)
 {
     return (struct cu_linears){.tiled = p->dev->tiled,
                                .early = p->dev->early,
@@ -109,7 +119,7 @@ static void coded_products(const struct esp_plan *p, const struct cuda_step *s, 
 
     for (uint32_t i = 0; i < s->n_op; i++) {
         const struct cu_weight *first = &p->weights[s->op + i]->w;
-        struct cu_linears l = linears_of(p);
+        struct cu_linears l = cuda_linears_of(p);
 
         if (done[i] || first->format != CU_CODED)
             continue;
@@ -131,12 +141,16 @@ static void coded_products(const struct esp_plan *p, const struct cuda_step *s, 
     }
 }
 
-static void products(const struct esp_plan *p, const struct cuda_step *s, const struct cu_shape *h)
+/* together: gate and up may have been done with what follows them. */
+static void products(const struct esp_plan *p, const struct cuda_step *s, const struct cu_shape *h,
+                     bool together)
 {
     const struct esp_op *ops = p->tape->ops + s->op;
-    uint32_t n_row = rows_of(p, ops[0].a, h), n_in = plan_width(p, ops[0].a);
+    uint32_t n_row = cuda_rows_of(p, ops[0].a, h), n_in = plan_width(p, ops[0].a);
     const float *x = plan_value(p, ops[0].a);
-    const struct cu_act act = act_of(p, n_in, true);
+    const struct cu_act act = s->gated && together && cuda_gates_together(p, n_row)
+                                  ? cuda_gated_act(p, n_in)
+                                  : cuda_act_of(p, n_in, true);
     bool done[CUDA_MAX_GROUP] = {false};
 
     if (n_row == 0)
@@ -148,7 +162,7 @@ static void products(const struct esp_plan *p, const struct cuda_step *s, const 
      * and a large product that follows can fetch its first weights meanwhile.
      */
     for (uint32_t i = s->n_op; i-- > 0;) {
-        struct cu_linears l = linears_of(p);
+        struct cu_linears l = cuda_linears_of(p);
 
         for (uint32_t j = 0; j < s->n_op; j++) {
             const struct cu_weight *w = &p->weights[s->op + j]->w;
@@ -171,8 +185,8 @@ void cuda_launch_logits(const struct esp_plan *p, const struct cuda_step *s, uin
     const struct esp_op *op = &p->tape->ops[s->op];
     uint32_t n_in = plan_width(p, op->a);
     const float *x = plan_value(p, op->a) + (size_t)row0 * n_in;
-    struct cu_act act = act_of(p, n_in, true);
-    struct cu_linears l = linears_of(p);
+    struct cu_act act = cuda_act_of(p, n_in, true);
+    struct cu_linears l = cuda_linears_of(p);
 
     l.n = 1;
     l.w[0] = p->weights[s->op]->w;
@@ -194,7 +208,7 @@ void cuda_launch_logits(const struct esp_plan *p, const struct cuda_step *s, uin
 /* ---- single ops
  * ------------------------------------------------------------------------------------------------------ */
 
-static struct cu_kv kv_of(const struct esp_plan *p, uint32_t layer)
+struct cu_kv cuda_kv_of(const struct esp_plan *p, uint32_t layer)
 {
     const struct esp_layout *l = &p->pools.layout;
 
@@ -207,7 +221,7 @@ static struct cu_kv kv_of(const struct esp_plan *p, uint32_t layer)
                           .bf16 = l->kv == ESP_KV_BF16};
 }
 
-static struct cu_delta delta_of(const struct esp_plan *p, uint32_t layer)
+struct cu_delta cuda_delta_of(const struct esp_plan *p, uint32_t layer)
 {
     const struct esp_layout *l = &p->pools.layout;
 
@@ -231,10 +245,20 @@ static struct cu_delta delta_of(const struct esp_plan *p, uint32_t layer)
                              .journal_rows = p->pools.journal_rows};
 }
 
-static struct cu_heads heads_of(const struct esp_plan *p, const struct esp_op *op)
+struct cu_heads cuda_heads_of(const struct esp_plan *p, const struct esp_op *op)
 {
     return (struct cu_heads){
         .n_head = op->n_head, .stride = op->stride, .dim = plan_width(p, op->out) / op->n_head};
+}
+
+struct cu_attention cuda_attention_of(const struct esp_plan *p, const struct esp_op *op)
+{
+    return (struct cu_attention){.kv = cuda_kv_of(p, op->layer),
+                                 .q = plan_value(p, op->a),
+                                 .y = plan_value(p, op->out),
+                                 .parts = (float *)(void *)(p->scratch + p->parts_off),
+                                 .n_head = op->n_head,
+                                 .part_spans = p->part_spans};
 }
 
 static void mixer_op(const struct esp_plan *p, uint32_t i, const struct cu_shape *h)
@@ -246,20 +270,15 @@ static void mixer_op(const struct esp_plan *p, uint32_t i, const struct cu_shape
 
     batch.n_seq = h->n_seq;
     if (op->kind == ESP_OP_KV_APPEND) {
-        const struct cu_kv kv = kv_of(p, op->layer);
+        const struct cu_kv kv = cuda_kv_of(p, op->layer);
 
         cu_kv_append(s, &kv, plan_value(p, op->a), plan_value(p, op->b), &batch, h->n_tok);
     } else if (op->kind == ESP_OP_ATTEND) {
-        const struct cu_attention a = {.kv = kv_of(p, op->layer),
-                                       .q = plan_value(p, op->a),
-                                       .y = plan_value(p, op->out),
-                                       .parts = (float *)(void *)(p->scratch + p->parts_off),
-                                       .n_head = op->n_head,
-                                       .part_spans = p->part_spans};
+        const struct cu_attention a = cuda_attention_of(p, op);
 
         cu_attend(s, &a, &batch, h);
     } else {
-        const struct cu_delta d = delta_of(p, op->layer);
+        const struct cu_delta d = cuda_delta_of(p, op->layer);
 
         if (op->kind == ESP_OP_CONV)
             cu_conv(s, &d, plan_value(p, op->a), p->vec0[i], plan_value(p, op->out), &batch, h);
@@ -287,7 +306,8 @@ static void copy_op(const struct esp_plan *p, const struct esp_op *op, const str
         copy_rows(p, plan_value(p, op->out), n, (const float *)(const void *)(p->scratch + p->input_off), n,
                   h->n_tok);
     } else if (op->kind == ESP_OP_CONCAT) {
-        const uint32_t na = plan_width(p, op->a), nb = plan_width(p, op->b), n_row = rows_of(p, op->out, h);
+        const uint32_t na = plan_width(p, op->a), nb = plan_width(p, op->b),
+                       n_row = cuda_rows_of(p, op->out, h);
         float *y = plan_value(p, op->out);
 
         if (n_row == 0)
@@ -310,11 +330,11 @@ static void row_op(const struct esp_plan *p, uint32_t i, const struct cu_shape *
         copy_op(p, op, h);
         return;
     }
-    uint32_t n = plan_width(p, op->out), n_row = rows_of(p, op->out, h);
+    uint32_t n = plan_width(p, op->out), n_row = cuda_rows_of(p, op->out, h);
     const float *a = op->a != ESP_NO_VAL ? plan_value(p, op->a) : NULL;
     const float *b = op->b != ESP_NO_VAL ? plan_value(p, op->b) : NULL;
     float *y = plan_value(p, op->out);
-    const struct cu_act act = act_of(p, n, emit);
+    const struct cu_act act = cuda_act_of(p, n, emit);
 
     if (n_row == 0)
         return;
@@ -329,16 +349,16 @@ static void row_op(const struct esp_plan *p, uint32_t i, const struct cu_shape *
         cu_add(s, a, b, y, (size_t)n_row * n);
         break;
     case ESP_OP_HEAD_ROPE:
-        cu_head_rope(s, a, p->vec0[i], op->eps, op->scale, heads_of(p, op), &p->rope, y, n_row);
+        cu_head_rope(s, a, p->vec0[i], op->eps, op->scale, cuda_heads_of(p, op), &p->rope, y, n_row);
         break;
     case ESP_OP_HEAD_GATE:
-        cu_head_gate(s, a, b, heads_of(p, op), y, n_row, &act);
+        cu_head_gate(s, a, b, cuda_heads_of(p, op), y, n_row, &act);
         break;
     case ESP_OP_GATES:
         cu_gates(s, a, b, p->vec0[i], p->vec1[i], y, n_row, n / 2);
         break;
     case ESP_OP_GATED_NORM:
-        cu_gated_norm(s, a, b, p->vec0[i], op->eps, heads_of(p, op), y, n_row, &act);
+        cu_gated_norm(s, a, b, p->vec0[i], op->eps, cuda_heads_of(p, op), y, n_row, &act);
         break;
     case ESP_OP_SWIGLU:
         cu_swiglu(s, a, b, y, n_row, n, &act);
@@ -349,15 +369,15 @@ static void row_op(const struct esp_plan *p, uint32_t i, const struct cu_shape *
     }
 }
 
-void cuda_launch(const struct esp_plan *p, const struct cuda_step *s, const struct cu_shape *h)
+void cuda_launch(const struct esp_plan *p, const struct cuda_step *s, const struct cu_shape *h, bool together)
 {
     const struct esp_op *op = &p->tape->ops[s->op];
 
     if (s->kind == CUDA_STEP_LINEAR) {
-        products(p, s, h);
+        products(p, s, h, together);
     } else if (s->kind == CUDA_STEP_ADD_NORM) {
-        uint32_t n = plan_width(p, op->out), n_row = rows_of(p, op->out, h);
-        const struct cu_act act = act_of(p, n, s->emit);
+        uint32_t n = plan_width(p, op->out), n_row = cuda_rows_of(p, op->out, h);
+        const struct cu_act act = cuda_act_of(p, n, s->emit);
 
         if (n_row)
             cu_add_rmsnorm(p->dev->stream, plan_value(p, op->a), plan_value(p, op->b), plan_value(p, op->out),

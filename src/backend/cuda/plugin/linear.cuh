@@ -53,12 +53,12 @@ static __device__ __forceinline__ uint32_t word(const uint4 &v, int i)
     return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w;
 }
 
-/* Codes below 128 in both halves of v as bf16: 0x4300 | c is 128 + c, exactly. */
-static __device__ __forceinline__ uint32_t small_codes(uint32_t v)
+/* Codes below 128 in both halves of v & mask as bf16: 0x4300 | c is 128 + c, exactly. */
+static __device__ __forceinline__ uint32_t small_codes(uint32_t v, uint32_t mask)
 {
     uint32_t r;
 
-    v |= 0x43004300u;
+    asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(v) : "r"(v), "r"(mask), "r"(0x43004300u)); /* (v & mask) | */
     asm("fma.rn.bf16x2 %0, %1, %2, %3;"
         : "=r"(r)
         : "r"(v), "r"(0x3f803f80u), "r"(0xc300c300u)); /* minus 128 */
@@ -77,9 +77,9 @@ static __device__ __forceinline__ uint32_t pair_of(const uint4 *raw, int hq, int
     if (is_dense(FMT))
         return word(raw[jj * 2 + half], p);
     if (FMT == CU_Q4)
-        return small_codes(word(raw[0], jj * 2 + half) >> (4 * p) & 0x000f000fu);
+        return small_codes(word(raw[0], jj * 2 + half) >> (4 * p), 0x000f000fu);
     if (FMT == CU_Q2)
-        return small_codes(word(raw[0], hq * 2 + jj) >> (2 * p + 8 * half) & 0x00030003u);
+        return small_codes(word(raw[0], hq * 2 + jj) >> (2 * p + 8 * half), 0x00030003u);
     const uint32_t v = word(raw[jj], half * 2 + p / 2) >> (16 * (p & 1));
 
     /* 0x4b000000 | c is 2^23 + c in f32 */

@@ -289,13 +289,15 @@ static __global__ void embed(cu_weight w, const int32_t *ids, float *y)
 {
     cu_let_next_start();
     cu_wait_for_inputs();
-    for (uint32_t k = threadIdx.x; k < w.n_in; k += blockDim.x)
+    const uint32_t k = blockIdx.y * blockDim.x + threadIdx.x;
+
+    if (k < w.n_in)
         y[(size_t)blockIdx.x * w.n_in + k] = element(w, (uint32_t)ids[blockIdx.x], k);
 }
 
 void cu_embed(cudaStream_t s, const struct cu_weight *w, const struct cu_batch *b, float *y, uint32_t n_tok)
 {
-    cu_start(s, embed, n_tok, 256, 0, *w, b->ids, y);
+    cu_start(s, embed, dim3(n_tok, (w->n_in + 127) / 128), 128, 0, *w, b->ids, y);
 }
 
 cudaError_t cu_probe(void)

@@ -6,6 +6,7 @@
  * SPDX-License-Identifier: MIT
  */
 #include "backend/cuda/plugin/cuda.h"
+#include "backend/cuda/plugin/stream.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -128,6 +129,7 @@ static void make_steps(struct esp_plan *p)
             p->steps[i - 1].emit = true;
             p->steps[i].prepare = false;
         }
+    cuda_fuse(p);
 }
 
 /* ---- memory
@@ -165,6 +167,12 @@ static void lay_out_act(struct esp_plan *p)
     p->act_term = pad(p->act_rows * ld * 2);
     p->act_bytes = p->act_term * (p->n_term > p->n_coded ? p->n_term : p->n_coded) +
                    pad(ld / 32 * p->act_rows * sizeof(float));
+    for (uint32_t i = 0; i < p->n_step; i++)
+        if (p->steps[i].fuse == CUDA_FUSE_GATED) {
+            p->gated_term = pad(CU_STREAM_ROWS * ld * 2);
+            p->gated_sums = pad(ld / 32 * CU_STREAM_ROWS * sizeof(float));
+            p->gated_bytes = p->gated_term * p->n_term + p->gated_sums * 2;
+        }
 }
 
 /* Rows that enter and leave a tape by the batch. */
@@ -292,7 +300,8 @@ static esp_status lay_out(struct esp_plan *p, esp_error *err)
     for (uint32_t i = 0; i < t->n_op; i++)
         p->vec_bytes += pad(vec_floats(t, &t->ops[i]) * sizeof(float)) * (t->ops[i].vec1 ? 2 : 1);
     p->act_off = p->values_bytes;
-    p->rope_off = p->act_off + p->act_bytes;
+    p->gated_off = p->act_off + p->act_bytes;
+    p->rope_off = p->gated_off + p->gated_bytes;
     p->parts_off = p->rope_off + p->rope_bytes;
     p->spread_off = p->parts_off + p->parts_bytes;
     p->expand_off = p->spread_off + p->spread_bytes;
@@ -362,7 +371,7 @@ static esp_status set_up_kernels(const struct esp_plan *p, esp_error *err)
         return esp_fail(err, ESP_EUNSUPPORTED, "%s has too little shared memory for attention heads of %u",
                         p->dev->base.name, l->head_dim);
     }
-    if (l->n_delta && cu_delta_setup(l->dk) != cudaSuccess) {
+    if (l->n_delta && (cu_delta_setup(l->dk) != cudaSuccess || cu_delta_one_setup() != cudaSuccess)) {
         cudaGetLastError();
         return esp_fail(err, ESP_EUNSUPPORTED,
                         "%s has too little shared memory for linear-attention heads of %u", p->dev->base.name,

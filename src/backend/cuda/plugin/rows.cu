@@ -4,7 +4,7 @@
  *
  * SPDX-License-Identifier: MIT
  */
-#include "backend/cuda/plugin/start.cuh"
+#include "backend/cuda/plugin/rope.cuh"
 
 /* Threads for a row of width elements, 8 a thread: whole warps, at most 512. */
 static unsigned threads_for(uint32_t width)
@@ -18,57 +18,91 @@ static unsigned threads_for(uint32_t width)
  * ----------------------------------------------------------------------------------------------------------
  */
 
-/* x [row][width], or a + b when b is given: then the sum goes to x_out. */
-static __global__ void __launch_bounds__(512)
+/* Threads of a norm: a row of up to 8192 elements stays in registers. */
+static unsigned norm_threads(uint32_t width)
+{
+    const unsigned n = (width / 8 + 31) / 32 * 32;
+
+    return n < 32 ? 32 : n > 1024 ? 1024 : n;
+}
+
+/* Eight elements of a, or of a + b when b is given: then the sum goes to x_out. */
+static __device__ __forceinline__ void norm_load(const float *a, const float *b, float *x_out, size_t at,
+                                                 float v[8])
+{
+    float u[8];
+
+    cu_load8(a + at, v);
+    if (!b)
+        return;
+    cu_load8(b + at, u);
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+        v[i] += u[i];
+    cu_store8(x_out + at, v);
+}
+
+static __device__ __forceinline__ void norm_store(const float v[8], const float u[8], float inv, float *y,
+                                                  size_t base, uint32_t k, const cu_act &act)
+{
+    float w[8];
+
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+        w[i] = v[i] * inv * u[i];
+    cu_store8(y + base + k, w);
+    if (act.n_term)
+        cu_emit8(act, blockIdx.x, k, w);
+}
+
+/* x [row][width], or a + b. */
+static __global__ void __launch_bounds__(1024)
     rmsnorm(const float *a, const float *b, float *x_out, const float *gamma, float eps, float *y,
             uint32_t width, cu_act act)
 {
-    cu_let_next_start();
-    cu_wait_for_inputs();
     __shared__ float red[32];
     const size_t base = (size_t)blockIdx.x * width;
-    float sum = 0, inv;
+    const uint32_t first = threadIdx.x * 8, step = blockDim.x * 8;
+    float v[8], u[8], sum = 0, inv;
 
-    for (uint32_t k = threadIdx.x * 8; k < width; k += blockDim.x * 8) {
-        float v[8], u[8];
-
-        cu_load8(a + base + k, v);
-        if (b) {
-            cu_load8(b + base + k, u);
-#pragma unroll
-            for (int i = 0; i < 8; i++)
-                v[i] += u[i];
-            cu_store8(x_out + base + k, v);
-        }
+    if (first < width)
+        cu_load8(gamma + first, u); /* no kernel writes it */
+    cu_let_next_start();
+    cu_wait_for_inputs();
+    if (first < width) {
+        norm_load(a, b, x_out, base + first, v);
 #pragma unroll
         for (int i = 0; i < 8; i++)
             sum = fmaf(v[i], v[i], sum);
     }
-    inv = 1.0f / sqrtf(cu_block_sum(sum, red) / (float)width + eps);
-    for (uint32_t k = threadIdx.x * 8; k < width; k += blockDim.x * 8) {
-        float v[8], u[8];
+    for (uint32_t k = first + step; k < width; k += step) {
+        float w[8];
 
-        cu_load8((b ? x_out : a) + base + k, v); /* its own thread wrote it */
-        cu_load8(gamma + k, u);
+        norm_load(a, b, x_out, base + k, w);
 #pragma unroll
         for (int i = 0; i < 8; i++)
-            v[i] = v[i] * inv * u[i];
-        cu_store8(y + base + k, v);
-        if (act.n_term)
-            cu_emit8(act, blockIdx.x, k, v);
+            sum = fmaf(w[i], w[i], sum);
+    }
+    inv = 1.0f / sqrtf(cu_block_sum(sum, red) / (float)width + eps);
+    if (first < width)
+        norm_store(v, u, inv, y, base, first, act);
+    for (uint32_t k = first + step; k < width; k += step) {
+        cu_load8((b ? x_out : a) + base + k, v); /* its own thread wrote it */
+        cu_load8(gamma + k, u);
+        norm_store(v, u, inv, y, base, k, act);
     }
 }
 
 void cu_rmsnorm(cudaStream_t s, const float *x, const float *gamma, float eps, float *y, uint32_t n_row,
                 uint32_t width, const struct cu_act *act)
 {
-    cu_start(s, rmsnorm, n_row, threads_for(width), 0, x, nullptr, nullptr, gamma, eps, y, width, *act);
+    cu_start(s, rmsnorm, n_row, norm_threads(width), 0, x, nullptr, nullptr, gamma, eps, y, width, *act);
 }
 
 void cu_add_rmsnorm(cudaStream_t s, const float *a, const float *b, float *sum, const float *gamma, float eps,
                     float *y, uint32_t n_row, uint32_t width, const struct cu_act *act)
 {
-    cu_start(s, rmsnorm, n_row, threads_for(width), 0, a, b, sum, gamma, eps, y, width, *act);
+    cu_start(s, rmsnorm, n_row, norm_threads(width), 0, a, b, sum, gamma, eps, y, width, *act);
 }
 
 /* A block is a (token, head); a warp suffices for heads of up to 256. */
@@ -129,42 +163,17 @@ void cu_rope_table(cudaStream_t s, const struct cu_rope *r, const struct cu_batc
         rope_table<<<n_tok, 64, 0, s>>>(*r, b->pos);
 }
 
-enum { HEAD_MAX = 512 };
-
 static __global__ void __launch_bounds__(64)
     head_rope(const float *x, const float *gamma, float eps, float scale, cu_heads h, cu_rope r, float *y)
 {
     cu_let_next_start();
     cu_wait_for_inputs();
-    __shared__ float red[32], row[HEAD_MAX];
-    const uint32_t tok = blockIdx.y, k = threadIdx.x * 8;
-    const float *in = x + ((size_t)tok * h.n_head + blockIdx.x) * h.stride;
-    const float *cs = r.table + (size_t)tok * 2 * r.n_half;
-    float v[8], u[8], sum = 0, inv;
+    __shared__ rope_room room;
+    const size_t head = (size_t)blockIdx.y * h.n_head + blockIdx.x;
 
-    if (k < h.dim) {
-        cu_load8(in + k, v);
-#pragma unroll
-        for (int i = 0; i < 8; i++)
-            sum = fmaf(v[i], v[i], sum);
-    }
-    inv = 1.0f / sqrtf(cu_block_sum(sum, red) / (float)h.dim + eps);
-    if (k < h.dim) {
-        cu_load8(gamma + k, u);
-#pragma unroll
-        for (int i = 0; i < 8; i++)
-            row[k + i] = v[i] * inv * u[i];
-    }
-    __syncthreads();
-    for (uint32_t j = threadIdx.x; j < h.dim; j += blockDim.x) {
-        float e = row[j];
-
-        if (j < r.n_half)
-            e = e * cs[j] - row[j + r.n_half] * cs[r.n_half + j];
-        else if (j < 2 * r.n_half)
-            e = e * cs[j - r.n_half] + row[j - r.n_half] * cs[j];
-        y[((size_t)tok * h.n_head + blockIdx.x) * h.dim + j] = e * scale;
-    }
+    norm_for_rope(&room, x + head * h.stride, gamma, eps, h.dim);
+    for (uint32_t j = threadIdx.x; j < h.dim; j += blockDim.x)
+        y[head * h.dim + j] = rotated(room, r, blockIdx.y, j) * scale;
 }
 
 void cu_head_rope(cudaStream_t s, const float *x, const float *gamma, float eps, float scale,

@@ -118,9 +118,13 @@ static void walk(const struct esp_plan *p, const struct cu_shape *h)
     const struct cuda_step *logits = logits_step(p);
 
     cu_rope_table(p->dev->stream, &p->rope, &p->on_device, h->n_tok);
-    for (uint32_t i = 0; i < p->n_step; i++)
-        if (&p->steps[i] != logits)
-            cuda_launch(p, &p->steps[i], h);
+    for (uint32_t i = 0; i < p->n_step;) {
+        const uint32_t n = cuda_launch_fused(p, i, h);
+
+        if (n == 0 && &p->steps[i] != logits)
+            cuda_launch(p, &p->steps[i], h, true);
+        i += n ? n : 1;
+    }
     if (logits && h->n_out)
         cuda_launch_logits(p, logits, 0, h->n_out < p->logit_rows ? h->n_out : p->logit_rows);
 }
@@ -222,7 +226,7 @@ static esp_status walk_tapped(struct esp_plan *p, const struct cu_shape *h, esp_
 
         if (s == logits)
             continue;
-        cuda_launch(p, s, h);
+        cuda_launch(p, s, h, false);
         for (uint32_t j = s->op; j < s->op + s->n_op; j++)
             if (p->tape->ops[j].out != ESP_NO_VAL && p->tape->values[p->tape->ops[j].out].name)
                 ESP_TRY(tap_value(p, p->tape->ops[j].out, h, err));

@@ -1,0 +1,750 @@
+/*
+ * Products of up to 32 rows whose weights stream through a ring in shared memory: each of a block's 8 warps
+ * has a part of the inputs and copies what comes next into slots of its own, across tiles and from before
+ * the kernel's inputs are ready. A block takes half of a multiprocessor's registers and shared memory, so
+ * the next product's first weights arrive while this one works. With one row its terms lie in shared memory
+ * too. The arithmetic is that of linear.cuh; the columns of the other seven rows are copies, which cost
+ * nothing.
+ *
+ * SPDX-License-Identifier: MIT
+ */
+#ifndef ESP_BACKEND_CUDA_PLUGIN_STREAM_CUH
+#define ESP_BACKEND_CUDA_PLUGIN_STREAM_CUH
+
+#include "backend/cuda/plugin/linear.cuh"
+#include "backend/cuda/plugin/stream.h"
+
+/* What is copied at once, half a quad or a whole one, and its bytes of a tile. */
+template <int FMT> struct stream_unit;
+template <> struct stream_unit<CU_BF16> {
+    enum { halves = 1, codes = 2048, scales = 0, all = 2048 };
+};
+template <> struct stream_unit<CU_Q4> { /* groups of 64, bf16 scales */
+    enum { halves = 2, codes = 1024, scales = 128, all = 1152 };
+};
+
+static __device__ __forceinline__ void stream_copy16(uint32_t to, const uint8_t *from)
+{
+    asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+}
+
+/* Where a warp fetches next: unit u of tile group i, and the addresses of it as this lane copies them. */
+template <int RT> struct stream_cursor {
+    uint32_t i, u;
+    const uint8_t *codes[RT], *scales[RT];
+};
+
+/* Tile r of group i: gate and up lie side by side. */
+template <int RT, bool PAIR>
+static __device__ __forceinline__ uint32_t stream_tile(const cu_linears &l, uint32_t i, uint32_t r,
+                                                       uint32_t *which)
+{
+    if (PAIR) {
+        *which = r % 2;
+        return i * (RT / 2) + r / 2;
+    }
+    return find_tile(l, i, RT, which) + r;
+}
+
+template <int FMT, int RT, bool PAIR>
+static __device__ __forceinline__ void stream_aim(stream_cursor<RT> *c, const cu_linears &l, uint32_t i,
+                                                  uint32_t u)
+{
+    typedef stream_unit<FMT> unit;
+    const uint32_t lane = threadIdx.x & 31;
+
+    c->i = i;
+    c->u = u;
+#pragma unroll
+    for (int r = 0; r < RT; r++) {
+        uint32_t which;
+        const uint32_t tile = stream_tile<RT, PAIR>(l, i, r, &which);
+        const cu_weight &w = l.w[which];
+        const size_t at = (size_t)min(tile, w.n_tile - 1) * (w.n_quad * 2 / unit::halves) + u;
+
+        c->codes[r] = w.codes + at * unit::codes + lane * 16;
+        c->scales[r] = unit::scales ? w.scales + at * unit::scales + (lane & 7) * 16 : nullptr;
+    }
+}
+
+/* Start the copy of the cursor's unit to a slot and move on; past the last group nothing is copied. */
+template <int FMT, int RT, bool PAIR>
+static __device__ __forceinline__ void stream_fetch(stream_cursor<RT> *c, const cu_linears &l, uint32_t slot,
+                                                    uint32_t u0, uint32_t u1, uint32_t n_group, uint32_t stride)
+{
+    typedef stream_unit<FMT> unit;
+    const uint32_t lane = threadIdx.x & 31;
+
+    if (c->i < n_group) {
+#pragma unroll
+        for (int r = 0; r < RT; r++) {
+            const uint32_t to = slot + r * unit::all;
+
+#pragma unroll
+            for (int j = 0; j < unit::codes / 512; j++)
+                stream_copy16(to + j * 512 + lane * 16, c->codes[r] + j * 512);
+            c->codes[r] += unit::codes;
+            if (unit::scales) {
+                if (lane < unit::scales / 16)
+                    stream_copy16(to + unit::codes + lane * 16, c->scales[r]);
+                c->scales[r] += unit::scales;
+            }
+        }
+        if (++c->u == u1) {
+            c->i += stride;
+            if (c->i < n_group)
+                stream_aim<FMT, RT, PAIR>(c, l, c->i, u0);
+        }
+    }
+    asm volatile("cp.async.commit_group;" ::: "memory");
+}
+
+/* ---- activations ---- */
+
+/* Bytes of one row's terms and sums in shared memory, of a warp. */
+static __host__ __device__ __forceinline__ uint32_t stream_row_bytes(uint32_t part_quads, uint32_t n_term)
+{
+    return part_quads * 4 * (n_term * 64 + 4);
+}
+
+static __device__ __forceinline__ float stream_sum(const cu_act &x, uint32_t kb, uint32_t row)
+{
+    const float *at = x.sums + (size_t)kb * x.max_row + row;
+    const float v = *at;
+
+    return x.more ? v + x.more[at - x.sums] : v;
+}
+
+/* Chunk c, of 16 bytes, of row 0's terms from block kb0 on: [block][term][64 bytes]. */
+template <int TERMS>
+static __device__ __forceinline__ const uint16_t *stream_chunk(const cu_act &x, uint32_t kb0, uint32_t c)
+{
+    const uint32_t kb = c / (4 * TERMS), i = c / 4 % TERMS;
+
+    return (i ? x.t[TERMS - 1] : x.t[0]) + (kb0 + kb) * 32 + (c & 3) * 8;
+}
+
+/* Row 0 of blocks [kb0, kb0 + n) to the warp's room, terms and sums: first weights are not waited for. */
+template <int TERMS>
+static __device__ __forceinline__ void stream_take_row(uint8_t *to, float *sums, const cu_act &x,
+                                                       uint32_t kb0, uint32_t n)
+{
+    const uint32_t lane = threadIdx.x & 31, chunks = n * TERMS * 4;
+
+    for (uint32_t c0 = 0; c0 < chunks; c0 += 32 * 5) {
+        uint4 v[5];
+
+#pragma unroll
+        for (int j = 0; j < 5; j++)
+            if (c0 + j * 32 + lane < chunks)
+                v[j] = *reinterpret_cast<const uint4 *>(stream_chunk<TERMS>(x, kb0, c0 + j * 32 + lane));
+#pragma unroll
+        for (int j = 0; j < 5; j++)
+            if (c0 + j * 32 + lane < chunks)
+                *reinterpret_cast<uint4 *>(to + (size_t)(c0 + j * 32 + lane) * 16) = v[j];
+    }
+    for (uint32_t k = lane; k < n; k += 32)
+        sums[k] = stream_sum(x, kb0 + k, 0);
+    __syncwarp();
+}
+
+/* The same by two teams together, in long rows: all is under way at once, weights that were started too. */
+template <int TERMS>
+static __device__ __forceinline__ void stream_take_long_row(uint8_t *to, float *sums, const cu_act &x,
+                                                            uint32_t kb0, uint32_t n, uint32_t team)
+{
+    const uint32_t lane = (threadIdx.x & 31) + team * 32;
+    const uint32_t at = (uint32_t)__cvta_generic_to_shared(to);
+
+    for (uint32_t c = lane; c < n * TERMS * 4; c += 64)
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(at + c * 16),
+                     "l"(stream_chunk<TERMS>(x, kb0, c))
+                     : "memory");
+    asm volatile("cp.async.commit_group;" ::: "memory");
+    for (uint32_t k = lane; k < n; k += 64)
+        sums[k] = stream_sum(x, kb0 + k, 0);
+    asm volatile("cp.async.wait_group 0;" ::: "memory");
+    __syncthreads();
+}
+
+/* Activations of blocks kb, kb + 1 and their sum; ONE: from the warp's room, of which `at` is block kb. */
+template <int TERMS, int NT> struct stream_rows {
+    uint4 x[2][NT][TERMS];
+    float2 sum[NT];
+};
+
+template <int FMT, int TERMS, int NT, bool ONE>
+static __device__ __forceinline__ void stream_load_rows(stream_rows<TERMS, NT> *to, const uint8_t *at,
+                                                        const float *sums, const cu_act &x, uint32_t row0,
+                                                        uint32_t n_row, uint32_t kb)
+{
+    const uint32_t lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
+
+#pragma unroll
+    for (int n = 0; n < NT; n++) {
+        const uint32_t row = min(row0 + n * 8 + g, n_row - 1); /* columns past the last row are not stored */
+
+#pragma unroll
+        for (int jj = 0; jj < 2; jj++)
+#pragma unroll
+            for (int i = 0; i < TERMS; i++)
+                to->x[jj][n][i] =
+                    ONE ? *reinterpret_cast<const uint4 *>(at + (jj * TERMS + i) * 64 + t * 16)
+                        : *reinterpret_cast<const uint4 *>(x.t[i] + (size_t)row * x.ld + (kb + jj) * 32 +
+                                                           8 * t);
+        if (is_dense(FMT))
+            continue;
+        if (ONE) {
+            to->sum[n].x = to->sum[n].y = sums[0] + sums[1];
+            continue;
+        }
+        const size_t s = (size_t)kb * x.max_row + row0 + n * 8 + 2 * t;
+        float2 a = *reinterpret_cast<const float2 *>(x.sums + s),
+               b = *reinterpret_cast<const float2 *>(x.sums + s + x.max_row);
+
+        if (x.more) {
+            const float2 c = *reinterpret_cast<const float2 *>(x.more + s),
+                         d = *reinterpret_cast<const float2 *>(x.more + s + x.max_row);
+
+            a = make_float2(a.x + c.x, a.y + c.y);
+            b = make_float2(b.x + d.x, b.y + d.y);
+        }
+        to->sum[n] = make_float2(a.x + b.x, a.y + b.y);
+    }
+}
+
+/* Two blocks of RT tiles: raw is what half a quad holds of a lane. ONE: only the column of row 0 counts. */
+template <int FMT, int TERMS, int NT, int RT, bool ONE>
+static __device__ __forceinline__ void stream_half(float (&acc)[RT][NT][4],
+                                                   const uint4 (&raw)[RT][half_quad<FMT>::loads],
+                                                   const uint2 (&sc)[RT],
+                                                   const stream_rows<TERMS, NT> &rows, int h)
+{
+    float c[RT][NT][4] = {};
+
+#pragma unroll
+    for (int jj = 0; jj < 2; jj++) {
+        uint32_t a[RT][2][4];
+
+#pragma unroll
+        for (int r = 0; r < RT; r++)
+            fragments<FMT>(a[r], raw[r], h, jj);
+#pragma unroll
+        for (int s = 0; s < 2; s++)
+#pragma unroll
+            for (int i = 0; i < TERMS; i++)
+#pragma unroll
+                for (int r = 0; r < RT; r++)
+#pragma unroll
+                    for (int n = 0; n < NT; n++)
+                        cu_mma(is_dense(FMT) ? acc[r][n] : c[r][n], a[r][s][0], a[r][s][1], a[r][s][2],
+                               a[r][s][3], word(rows.x[jj][n][i], s * 2), word(rows.x[jj][n][i], s * 2 + 1));
+    }
+    if (is_dense(FMT))
+        return;
+#pragma unroll
+    for (int r = 0; r < RT; r++) {
+        const scales k = {__uint_as_float(sc[r].x << 16), __uint_as_float(sc[r].x & 0xffff0000u),
+                          __uint_as_float(sc[r].y << 16), __uint_as_float(sc[r].y & 0xffff0000u)};
+
+#pragma unroll
+        for (int n = 0; n < NT; n++)
+#pragma unroll
+            for (int e = 0; e < 4; e += ONE ? 2 : 1) {
+                acc[r][n][e] = fmaf(e < 2 ? k.s0 : k.s8, c[r][n][e], acc[r][n][e]);
+                acc[r][n][e] = fmaf(e < 2 ? k.b0 : k.b8, e & 1 ? rows.sum[n].y : rows.sum[n].x, acc[r][n][e]);
+            }
+    }
+}
+
+/* Unit u, the at-th of the part, out of a slot. */
+template <int FMT, int TERMS, int NT, int RT, bool ONE>
+static __device__ __forceinline__ void
+stream_slot(float (&acc)[RT][NT][4], const uint8_t *slot, const uint8_t *row, const float *row_sums,
+            uint32_t at, uint32_t u, const cu_act &x, uint32_t row0, uint32_t n_row)
+{
+    typedef stream_unit<FMT> unit;
+    enum { LH = half_quad<FMT>::loads };
+    const uint32_t lane = threadIdx.x & 31;
+
+#pragma unroll
+    for (int h = 0; h < unit::halves; h++) {
+        const uint32_t here = at * unit::halves + h; /* half quads of the part */
+        stream_rows<TERMS, NT> rows;
+        uint4 raw[RT][LH];
+        uint2 sc[RT];
+
+        stream_load_rows<FMT, TERMS, NT, ONE>(&rows, row + here * (2 * TERMS * 64), row_sums + here * 2, x,
+                                              row0, n_row, (u * unit::halves + h) * 2);
+#pragma unroll
+        for (int r = 0; r < RT; r++) {
+#pragma unroll
+            for (int j = 0; j < LH; j++)
+                raw[r][j] = *reinterpret_cast<const uint4 *>(slot + r * unit::all + (h * LH + j) * 512 +
+                                                             lane * 16);
+            if (unit::scales)
+                sc[r] = *reinterpret_cast<const uint2 *>(slot + r * unit::all + unit::codes + h * 64 +
+                                                         (lane >> 2) * 8);
+        }
+        stream_half<FMT, TERMS, NT, RT, ONE>(acc, raw, sc, rows, h);
+    }
+}
+
+/* ---- outputs ---- */
+
+/* One new row of a sequence: its channel through the convolution of delta.cu, old rows moved up by one. */
+static __device__ __forceinline__ float stream_conv(const cu_stream &k, const float *taps, uint32_t c,
+                                                    uint32_t tok, float x)
+{
+    const cu_seq s = k.b.seqs[k.b.tok_seq[tok]];
+    float *tail =
+        reinterpret_cast<float *>(k.d.slots + s.slot * k.d.slot_bytes + k.d.layer_off + k.d.conv_off) + c;
+    const float4 tap = reinterpret_cast<const float4 *>(taps)[c];
+    const float r0 = tail[0], r1 = tail[k.d.conv_dim], r2 = tail[2 * (size_t)k.d.conv_dim];
+    float sum = 0;
+
+    sum = fmaf(tap.x, r0, sum);
+    sum = fmaf(tap.y, r1, sum);
+    sum = fmaf(tap.z, r2, sum);
+    sum = fmaf(tap.w, x, sum);
+    if (s.journal != CU_NO_JOURNAL) {
+        k.d.journals[((size_t)s.journal * k.d.n_delta + k.d.layer) * k.d.journal_rows * k.d.conv_dim + c] = x;
+    } else {
+        tail[0] = r1;
+        tail[k.d.conv_dim] = r2;
+        tail[2 * (size_t)k.d.conv_dim] = x;
+    }
+    return cu_silu(sum);
+}
+
+static __device__ __forceinline__ void stream_finish(const cu_stream &k, uint32_t which, uint32_t o,
+                                                     uint32_t tok, float v)
+{
+    const cu_finish &f = k.finish[which];
+    const uint32_t n = k.l.w[which].n_out;
+
+    if (o >= n)
+        return;
+    if (f.kind == CU_STORE) {
+        f.y[(size_t)tok * n + o] = v;
+    } else if (f.kind == CU_CONV) {
+        f.y[(size_t)tok * n + o] = stream_conv(k, f.v0, o, tok, v);
+    } else if (f.kind == CU_STRENGTH) {
+        f.y[(size_t)tok * 2 * n + o] = cu_sigmoid(v);
+    } else {
+        const float s = v + f.v1[o];
+
+        f.y[(size_t)tok * 2 * n + n + o] = f.v0[o] * (s > 20 ? s : log1pf(expf(s)));
+    }
+}
+
+/*
+ * Output `at` of a row in product form; returns what its terms add up to. An output past n_out is zero, as
+ * rows are padded.
+ */
+static __device__ __forceinline__ float stream_emit(const cu_act &a, uint32_t tok, uint32_t at, float v)
+{
+    float rest = v;
+
+#pragma unroll
+    for (uint32_t term = 0; term < CU_MAX_TERM; term++) {
+        if (term >= a.n_term)
+            break;
+        const __nv_bfloat16 h = __float2bfloat16_rn(rest);
+
+        rest -= __bfloat162float(h);
+        reinterpret_cast<__nv_bfloat16 *>(a.t[term])[(size_t)tok * a.ld + at] = h;
+    }
+    return v - rest;
+}
+
+template <int NT, int RT, bool ONE> struct stream_red { /* what warps add up */
+    enum { elements = ONE ? RT * 2 : RT * NT * 4, lanes = ONE ? 8 : 32 };
+    float v[2][CU_PARTS][elements][lanes];
+};
+
+template <int NT, int RT, bool ONE>
+static __device__ __forceinline__ float stream_add(const stream_red<NT, RT, ONE> &red, uint32_t flip,
+                                                   uint32_t e, uint32_t lane)
+{
+    float sum = red.v[flip][0][e][lane];
+
+#pragma unroll
+    for (int p = 1; p < CU_PARTS; p++)
+        sum += red.v[flip][p][e][lane];
+    return sum;
+}
+
+template <int NT, int RT, bool ONE>
+static __device__ __forceinline__ void stream_outputs(const cu_stream &k, const stream_red<NT, RT, ONE> &red,
+                                                      uint32_t flip, uint32_t i, uint32_t row0,
+                                                      uint32_t n_row, uint32_t thread)
+{
+    uint32_t here;
+    const uint32_t tile = find_tile(k.l, i, RT, &here);
+
+    if (ONE) {
+        const uint32_t r = thread >> 4, row = thread & 15;
+
+        if (r < RT)
+            stream_finish(k, here, (tile + r) * 16 + row, 0,
+                          stream_add(red, flip, r * 2 + (row >> 3), row & 7));
+        return;
+    }
+    for (uint32_t e = thread; e < RT * NT * 4 * 32; e += 32 * CU_PARTS) {
+        const uint32_t le = e & 31, j = e >> 5 & 3, n = (e >> 7) % NT, r = (e >> 7) / NT;
+        const uint32_t tok = row0 + n * 8 + 2 * (le & 3) + (j & 1);
+
+        if (tok < n_row)
+            stream_finish(k, here, (tile + r) * 16 + (le >> 2) + (j >= 2 ? 8 : 0), tok,
+                          stream_add(red, flip, e >> 5, le));
+    }
+}
+
+static __device__ __forceinline__ float stream_ordered8(float v, uint32_t first, uint32_t step)
+{
+    float sum = 0;
+
+#pragma unroll
+    for (uint32_t g = 0; g < 8; g++)
+        sum += __shfl_sync(0xffffffffu, v, first + g * step);
+    return sum;
+}
+
+/* Gate and up of tile i, tiles r and r + 1 of the group: half of a block of 32 inputs of the product to come.
+ */
+template <int NT, int RT, bool ONE>
+static __device__ __forceinline__ void stream_gated(const cu_stream &k, const stream_red<NT, RT, ONE> &red,
+                                                    uint32_t flip, uint32_t r, uint32_t i, uint32_t row0,
+                                                    uint32_t n_row)
+{
+    const uint32_t warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
+    float *sums = (i & 1 ? k.gated.more : k.gated.sums) + (size_t)(i / 2) * k.gated.max_row;
+
+    if (ONE) {
+        if (warp == 0) { /* lanes above 15 repeat those below */
+            const uint32_t half = lane >> 3 & 1, g = lane & 7;
+            const float v = cu_silu(stream_add(red, flip, r * 2 + half, g)) *
+                            stream_add(red, flip, r * 2 + 2 + half, g);
+            const float used = stream_emit(k.gated, 0, i * 16 + half * 8 + g, v);
+            const float sum = stream_ordered8(used, lane & 8, 1);
+            const float other = __shfl_xor_sync(0xffffffffu, sum, 8);
+
+            if (lane == 0)
+                sums[0] = sum + other;
+        }
+        return;
+    }
+    if (warp < NT * 2) {
+        const uint32_t n = warp >> 1, odd = warp & 1, g = lane >> 2, t = lane & 3;
+        const uint32_t tok = row0 + n * 8 + 2 * t + odd;
+        float part[2];
+
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const float v = cu_silu(stream_add(red, flip, (r * NT + n) * 4 + half * 2 + odd, lane)) *
+                            stream_add(red, flip, ((r + 1) * NT + n) * 4 + half * 2 + odd, lane);
+            float used = 0;
+
+            if (tok < n_row)
+                used = stream_emit(k.gated, tok, i * 16 + half * 8 + g, v);
+            part[half] = stream_ordered8(used, t, 4);
+        }
+        if (g == 0 && tok < n_row)
+            sums[tok] = part[0] + part[1];
+    }
+}
+
+/* ---- the kernel ---- */
+
+template <int FMT, int TERMS, int NT, int RT, int DEPTH, bool ONE, int TEAMS>
+struct stream_room { /* shared memory */
+    enum { slot = RT * stream_unit<FMT>::all, ring = TEAMS * CU_PARTS * DEPTH * slot };
+
+    static __host__ __device__ __forceinline__ uint32_t rows(const cu_linears &l)
+    {
+        return ONE ? CU_PARTS * stream_row_bytes(l.w[0].part_quads, TERMS) : 0;
+    }
+    static __host__ __device__ __forceinline__ uint32_t bytes(const cu_linears &l)
+    {
+        return ring + rows(l) + TEAMS * (uint32_t)sizeof(stream_red<NT, RT, ONE>);
+    }
+};
+
+/*
+ * Blocks of a multiprocessor. Where it is two, a block's shared memory has to be more than a third of it: a
+ * third block of the next kernel beside them would leave other multiprocessors with less work.
+ */
+static __host__ __device__ constexpr uint32_t stream_resident(int NT, int RT, int TEAMS)
+{
+    return NT > 2 || RT > 2 || TEAMS > 1 ? 1 : 2;
+}
+
+/*
+ * Blocks stay: block b computes the tile groups b, b + gridDim.x, ... A block may be two teams of 8 warps that
+ * work like blocks of their own, but share the row of activations.
+ */
+template <int FMT, int TERMS, int NT, int RT, int DEPTH, bool ONE, bool PAIR, int TEAMS>
+static __global__ void __launch_bounds__(32 * CU_PARTS * TEAMS, stream_resident(NT, RT, TEAMS))
+    stream(const __grid_constant__ cu_stream k, const __grid_constant__ cu_act x, uint32_t n_row,
+           uint32_t n_group)
+{
+    typedef stream_unit<FMT> unit;
+    typedef stream_room<FMT, TERMS, NT, RT, DEPTH, ONE, TEAMS> room;
+    enum { TWO = ONE && RT == 1 && FMT == CU_Q4 }; /* units at once: more sums that do not wait for each other */
+    extern __shared__ __align__(128) uint8_t shared[];
+    const cu_linears &l = k.l;
+    const uint32_t lane = threadIdx.x & 31, part = threadIdx.x >> 5 & (CU_PARTS - 1), row0 = blockIdx.y * (NT * 8);
+    const uint32_t team = TEAMS > 1 ? threadIdx.x / (32 * CU_PARTS) : 0, thread = threadIdx.x % (32 * CU_PARTS);
+    const uint32_t first = blockIdx.x + team * gridDim.x, stride = gridDim.x * TEAMS;
+    stream_red<NT, RT, ONE> &red =
+        reinterpret_cast<stream_red<NT, RT, ONE> *>(shared + room::ring + room::rows(l))[team];
+    const uint32_t n_unit = l.w[0].n_quad * 2 / unit::halves, per = l.w[0].part_quads * 2 / unit::halves;
+    const uint32_t u0 = min(part * per, n_unit), u1 = min(u0 + per, n_unit);
+    const uint8_t *own = shared + (threadIdx.x >> 5) * (DEPTH * room::slot);
+    const uint32_t own_at = (uint32_t)__cvta_generic_to_shared(own);
+    uint8_t *row = shared + room::ring + part * stream_row_bytes(l.w[0].part_quads, TERMS);
+    float *row_sums = reinterpret_cast<float *>(row + l.w[0].part_quads * 4 * TERMS * 64);
+    uint32_t slot = 0, flip = 0;
+    stream_cursor<RT> ahead;
+
+    stream_aim<FMT, RT, PAIR>(&ahead, l, first, u0);
+    if (u0 == u1)
+        ahead.i = n_group; /* an empty part */
+    for (uint32_t d = 0; d < DEPTH; d++)
+        stream_fetch<FMT, RT, PAIR>(&ahead, l, own_at + d * room::slot, u0, u1, n_group, stride);
+    if (k.order != CU_STREAM_FIRST)
+        cu_let_next_start();
+    if (k.order != CU_STREAM_BESIDE)
+        cu_wait_for_inputs();
+    if (k.order == CU_STREAM_FIRST)
+        cu_let_next_start();
+    if (ONE && TEAMS > 1)
+        stream_take_long_row<TERMS>(row, row_sums, x, u0 * 2 * unit::halves, (u1 - u0) * 2 * unit::halves,
+                                    team);
+    else if (ONE)
+        stream_take_row<TERMS>(row, row_sums, x, u0 * 2 * unit::halves, (u1 - u0) * 2 * unit::halves);
+    for (uint32_t i = first; i < n_group; i += stride, flip ^= 1) {
+        float acc[RT][NT][4] = {};
+
+        uint32_t u = u0;
+
+        if (TWO) {
+            for (; u + 1 < u1; u += 2) {
+                const uint32_t second = slot + 1 == DEPTH ? 0 : slot + 1;
+
+                asm volatile("cp.async.wait_group %0;" ::"n"(DEPTH - 2) : "memory");
+                __syncwarp(); /* what other lanes copied has arrived too */
+                stream_slot<FMT, TERMS, NT, RT, ONE>(acc, own + slot * room::slot, row, row_sums, u - u0, u, x,
+                                                     row0, n_row);
+                stream_slot<FMT, TERMS, NT, RT, ONE>(acc, own + second * room::slot, row, row_sums, u + 1 - u0,
+                                                     u + 1, x, row0, n_row);
+                __syncwarp(); /* all have read the slots */
+                stream_fetch<FMT, RT, PAIR>(&ahead, l, own_at + slot * room::slot, u0, u1, n_group, stride);
+                stream_fetch<FMT, RT, PAIR>(&ahead, l, own_at + second * room::slot, u0, u1, n_group, stride);
+                slot = second + 1 == DEPTH ? 0 : second + 1;
+            }
+        }
+        for (; u < u1; u++) {
+            asm volatile("cp.async.wait_group %0;" ::"n"(DEPTH - 1) : "memory");
+            __syncwarp();
+            stream_slot<FMT, TERMS, NT, RT, ONE>(acc, own + slot * room::slot, row, row_sums, u - u0, u, x,
+                                                 row0, n_row);
+            __syncwarp();
+            stream_fetch<FMT, RT, PAIR>(&ahead, l, own_at + slot * room::slot, u0, u1, n_group, stride);
+            slot = slot + 1 == DEPTH ? 0 : slot + 1;
+        }
+        if (!ONE) {
+#pragma unroll
+            for (int e = 0; e < RT * NT * 4; e++)
+                red.v[flip][part][e][lane] = acc[e / (NT * 4)][e / 4 % NT][e % 4];
+        } else if ((lane & 3) == 0) {
+#pragma unroll
+            for (int e = 0; e < RT * 2; e++)
+                red.v[flip][part][e][lane >> 2] = acc[e >> 1][0][e & 1 ? 2 : 0];
+        }
+        /* the other half of red is free once all have passed the next barrier */
+        if (TEAMS > 1)
+            asm volatile("bar.sync %0, %1;" ::"r"(team + 1), "n"(32 * CU_PARTS) : "memory");
+        else
+            __syncthreads();
+        if constexpr (PAIR) {
+#pragma unroll
+            for (uint32_t r = 0; r < RT; r += 2)
+                if (i * (RT / 2) + r / 2 < l.w[0].n_tile)
+                    stream_gated<NT, RT, ONE>(k, red, flip, r, i * (RT / 2) + r / 2, row0, n_row);
+        } else
+            stream_outputs<NT, RT, ONE>(k, red, flip, i, row0, n_row, thread);
+    }
+    if (k.order == CU_STREAM_BESIDE)
+        cu_wait_for_inputs();
+}
+
+/* ---- choosing ---- */
+
+template <int FMT, int NT, int RT, int DEPTH, bool ONE, bool PAIR, int TEAMS>
+static void stream_start(cudaStream_t s, const cu_stream *k, const cu_act *x, uint32_t n_row)
+{
+    typedef stream_room<FMT, 2, NT, RT, DEPTH, ONE, TEAMS> room;
+    const cu_linears *l = &k->l;
+    const uint32_t n_group = PAIR ? (l->w[0].n_tile + RT / 2 - 1) / (RT / 2) : count_blocks(l, RT);
+    const uint32_t most = l->n_multiprocessor * stream_resident(NT, RT, TEAMS);
+    cudaLaunchAttribute early = {};
+    cudaLaunchConfig_t c = {};
+
+    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    early.val.programmaticStreamSerializationAllowed = 1;
+    const uint32_t n_block = (n_group + TEAMS - 1) / TEAMS;
+
+    c.gridDim = dim3(n_block < most ? n_block : most, (n_row + NT * 8 - 1) / (NT * 8));
+    c.blockDim = 32 * CU_PARTS * TEAMS;
+    c.dynamicSmemBytes = room::bytes(*l);
+    c.stream = s;
+    c.attrs = &early;
+    c.numAttrs = l->early ? 1 : 0;
+    cudaLaunchKernelEx(&c, stream<FMT, 2, NT, RT, DEPTH, ONE, PAIR, TEAMS>, *k, *x, n_row, n_group);
+}
+
+/* How deep rings are. */
+template <int FMT, int NT, int RT, bool ONE> struct stream_depth;
+template <> struct stream_depth<CU_Q4, 1, 2, true> {
+    enum { deep = 4, shallow = 2, teams = 1 };
+};
+template <> struct stream_depth<CU_Q4, 1, 1, true> {
+    enum { deep = 8, shallow = 6, teams = 2 };
+};
+template <> struct stream_depth<CU_BF16, 1, 2, true> {
+    enum { deep = 2, shallow = 2, teams = 1 };
+};
+template <> struct stream_depth<CU_BF16, 1, 1, true> {
+    enum { deep = 4, shallow = 3, teams = 2 };
+};
+template <> struct stream_depth<CU_Q4, 1, 2, false> {
+    enum { deep = 4 };
+};
+template <> struct stream_depth<CU_Q4, 1, 1, false> {
+    enum { deep = 8 };
+};
+template <> struct stream_depth<CU_Q4, 2, 2, false> {
+    enum { deep = 3 };
+};
+template <> struct stream_depth<CU_Q4, 1, 4, false> {
+    enum { deep = 4 };
+};
+template <> struct stream_depth<CU_Q4, 2, 4, false> {
+    enum { deep = 3 };
+};
+template <> struct stream_depth<CU_Q4, 4, 2, false> {
+    enum { deep = 5 };
+};
+template <> struct stream_depth<CU_BF16, 1, 2, false> {
+    enum { deep = 2 };
+};
+template <> struct stream_depth<CU_BF16, 1, 1, false> {
+    enum { deep = 5 };
+};
+template <> struct stream_depth<CU_BF16, 2, 2, false> {
+    enum { deep = 2 };
+};
+template <> struct stream_depth<CU_BF16, 1, 4, false> {
+    enum { deep = 2 };
+};
+template <> struct stream_depth<CU_BF16, 4, 2, false> {
+    enum { deep = 3 };
+};
+
+enum { STREAM_DEEP_ROWS = 40000 }; /* bytes of a row's terms that a deep ring leaves room for */
+
+template <int FMT, int RT, bool PAIR>
+static void stream_one(cudaStream_t s, const cu_stream *k, const cu_act *x)
+{
+    typedef stream_depth<FMT, 1, RT, true> depth;
+
+    if (stream_room<FMT, 2, 1, RT, depth::deep, true, depth::teams>::rows(k->l) <= STREAM_DEEP_ROWS)
+        stream_start<FMT, 1, RT, depth::deep, true, PAIR, depth::teams>(s, k, x, 1);
+    else
+        stream_start<FMT, 1, RT, depth::shallow, true, PAIR, depth::teams>(s, k, x, 1);
+}
+
+template <int FMT, int NT, int RT, bool PAIR>
+static void stream_some(cudaStream_t s, const cu_stream *k, const cu_act *x, uint32_t n_row)
+{
+    stream_start<FMT, NT, RT, stream_depth<FMT, NT, RT, false>::deep, false, PAIR, 1>(s, k, x, n_row);
+}
+
+/* Tiles at once for 9 to 16 rows of wide products: with few bytes of weights rows are what has to be saved. */
+template <int FMT> static constexpr int stream_wide(void)
+{
+    return FMT == CU_Q4 ? 4 : 2;
+}
+
+template <int FMT>
+static void stream_launch(cudaStream_t s, const cu_stream *k, const cu_act *x, uint32_t n_row)
+{
+    enum { WIDE = stream_wide<FMT>() };
+    typedef stream_room<FMT, 2, 1, 1, stream_depth<FMT, 1, 1, true>::shallow, true, 2> most;
+    const bool one = n_row == 1 && most::bytes(k->l) <= CU_TILED_SHARED;
+    /* few tiles: one at a time, so that all multiprocessors have about as many */
+    const bool wide = count_blocks(&k->l, 2) >= 3 * k->l.n_multiprocessor;
+
+    if (one && k->swiglu)
+        stream_one<FMT, 2, true>(s, k, x);
+    else if (one && wide)
+        stream_one<FMT, 2, false>(s, k, x);
+    else if (one)
+        stream_one<FMT, 1, false>(s, k, x);
+    else if (n_row <= 8 && k->swiglu)
+        stream_some<FMT, 1, 4, true>(s, k, x, n_row);
+    else if (n_row <= 8 && wide)
+        stream_some<FMT, 1, 4, false>(s, k, x, n_row);
+    else if (n_row <= 8)
+        stream_some<FMT, 1, 2, false>(s, k, x, n_row);
+    else if (n_row <= 16 && k->swiglu)
+        stream_some<FMT, 2, WIDE, true>(s, k, x, n_row);
+    else if (n_row <= 16 && wide)
+        stream_some<FMT, 2, WIDE, false>(s, k, x, n_row);
+    else if (n_row <= 16)
+        stream_some<FMT, 2, 2, false>(s, k, x, n_row);
+    else if (k->swiglu)
+        stream_some<FMT, 4, 2, true>(s, k, x, n_row);
+    else
+        stream_some<FMT, 4, 2, false>(s, k, x, n_row);
+}
+
+template <int FMT, int NT, int RT, int DEPTH, bool ONE, bool PAIR, int TEAMS>
+static cudaError_t stream_allow(void)
+{
+    return cudaFuncSetAttribute(stream<FMT, 2, NT, RT, DEPTH, ONE, PAIR, TEAMS>,
+                                cudaFuncAttributeMaxDynamicSharedMemorySize, CU_TILED_SHARED);
+}
+
+template <int FMT, int RT, bool PAIR> static cudaError_t stream_allow_one(void)
+{
+    typedef stream_depth<FMT, 1, RT, true> depth;
+    const cudaError_t e = stream_allow<FMT, 1, RT, depth::deep, true, PAIR, depth::teams>();
+
+    return e == cudaSuccess ? stream_allow<FMT, 1, RT, depth::shallow, true, PAIR, depth::teams>() : e;
+}
+
+template <int FMT, int NT, int RT, bool PAIR> static cudaError_t stream_allow_some(void)
+{
+    return stream_allow<FMT, NT, RT, stream_depth<FMT, NT, RT, false>::deep, false, PAIR, 1>();
+}
+
+template <int FMT> static cudaError_t stream_setup(void)
+{
+    enum { WIDE = stream_wide<FMT>() };
+    const cudaError_t all[] = {stream_allow_one<FMT, 2, true>(),      stream_allow_one<FMT, 2, false>(),
+                               stream_allow_one<FMT, 1, false>(),     stream_allow_some<FMT, 1, 4, true>(),
+                               stream_allow_some<FMT, 1, 4, false>(), stream_allow_some<FMT, 1, 2, false>(),
+                               stream_allow_some<FMT, 2, WIDE, true>(), stream_allow_some<FMT, 2, WIDE, false>(),
+                               stream_allow_some<FMT, 2, 2, false>(), stream_allow_some<FMT, 4, 2, true>(),
+                               stream_allow_some<FMT, 4, 2, false>()};
+
+    for (cudaError_t e : all)
+        if (e != cudaSuccess)
+            return e;
+    return cudaSuccess;
+}
+
+#endif

@@ -1,0 +1,115 @@
+/*
+ * What every chat dialect does between reading a request and its first event. The grammar may come from a
+ * thread; until then the call is held by one more job of its own, so that a client which leaves meanwhile is
+ * noticed and nothing is started for it.
+ *
+ * SPDX-License-Identifier: MIT
+ */
+#include <stdio.h>
+#include <string.h>
+
+#include "base/mem.h"
+
+#include "serve/adapters.h"
+#include "serve/constrain.h"
+
+struct starting {
+    struct esp_start o;
+    struct esp_prompt prompt;
+};
+
+void esp_start_stream(struct esp_job *j, void (*ping)(struct esp_call *c))
+{
+    esp_sse_begin(j->call);
+    j->call->ping = ping;
+    j->call->ping_interval = j->gen->ping;
+}
+
+void esp_reply_answer(struct esp_call *c, json_t *v)
+{
+    char ms[32];
+
+    snprintf(ms, sizeof ms, "%.1f", c->queue_ms);
+    if (c->r)
+        esp_http_header(c->r, "x-espalier-queue-ms", ms);
+    esp_reply_json(c, 200, v);
+}
+
+void esp_reply_job_error(struct esp_job *j)
+{
+    j->call->e = j->e;
+    memset(&j->e, 0, sizeof j->e);
+    esp_reply_error(j->call);
+}
+
+static void submit(struct starting *x)
+{
+    struct esp_call *c = x->o.call;
+    struct esp_job_opts opts;
+    struct esp_job *j = NULL;
+    uint64_t limit = 0;
+
+    if (!esp_prompt_finish(&x->prompt, x->o.p, x->o.gen, c->s, &c->e) ||
+        !esp_job_limit(c->s, x->o.gen, x->prompt.ids.n, &limit, &c->e))
+        return;
+    opts = esp_prompt_job(c, &x->prompt, x->o.p, x->o.gen);
+    opts.sink = x->o.sink;
+    opts.call_prefix = x->o.call_prefix;
+    if (esp_job_start(&j, &opts, limit, &c->e) && x->o.gen->stream) {
+        esp_start_stream(j, x->o.ping);
+        x->o.begin(j);
+    }
+}
+
+static void grammar_known(void *user)
+{
+    struct starting *x = user;
+    struct esp_call *c = x->o.call;
+
+    if (c->r && !c->e.http)
+        submit(x);
+    esp_mounts_hold(c->s, x->o.gen->adapters, x->o.gen->n_adapter, -1);
+    if (c->e.http)
+        esp_reply_error(c);
+    esp_prompt_free(&x->prompt);
+    esp_free(x);
+    esp_call_job_ended(c);
+}
+
+void esp_start_chat(const struct esp_start *o)
+{
+    struct esp_call *c = o->call;
+    struct starting *x = esp_alloc(sizeof *x);
+    struct esp_constrain_ask ask;
+
+    if (!x) {
+        esp_api_fail(&c->e, "device_lost", NULL, "no memory for the request");
+        return;
+    }
+    x->o = *o;
+    if (!esp_prompt_chat(&x->prompt, o->p, c->s, &c->e)) {
+        esp_free(x);
+        return;
+    }
+    ask = (struct esp_constrain_ask){.s = c->s,
+                                     .gen = o->gen,
+                                     .p = o->p,
+                                     .thinking = x->prompt.thinking,
+                                     .e = &c->e,
+                                     .done = grammar_known,
+                                     .user = x};
+    c->n_job++;
+    esp_mounts_hold(c->s, o->gen->adapters, o->gen->n_adapter, 1);
+    esp_constrain_compile(&ask);
+}
+
+bool esp_start_count(struct esp_call *c, const struct esp_chat_params *p, uint64_t *out)
+{
+    struct esp_prompt prompt;
+
+    if (!esp_prompt_chat(&prompt, p, c->s, &c->e))
+        return false;
+    *out = prompt.ids.n;
+    esp_prompt_free(&prompt);
+    return true;
+}

@@ -1,0 +1,219 @@
+/*
+ * The server under load: 64 streams at once, of whom a tenth leaves in the middle and a twentieth stops
+ * reading. Nobody else notices: every other answer is whole and, byte for byte, what the request answers
+ * alone; afterwards nothing runs, and memory is what it was.
+ *
+ * ESPALIER_LOAD=SECONDS makes it long: 60 for a proper load, 300 for a soak; memory is then held to 2 %.
+ *
+ * SPDX-License-Identifier: MIT
+ */
+#include "serve/client/process.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "program/load_texts.h"
+
+enum { N_BODIES = 12 };
+
+/* %s: stream and seed. Kinds that meet in one batch: greedy, seeded, structured, with tools, with thinking,
+ * with log-probabilities (3 KiB an event), ends kept out by min_tokens. */
+static const char *const bodies[N_BODIES] = {
+    "{'messages':[{'role':'user','content':'Spell: garden'}],'temperature':0,'max_tokens':16%s}",
+    "{'messages':[{'role':'user','content':'Spell: river'}],'temperature':1,'seed':11,'max_tokens':20%s}",
+    "{'messages':[{'role':'user','content':'Repeat: red blue green'}],'temperature':0,'max_tokens':24%s}",
+    "{'messages':[{'role':'system','content':'Be brief.'},{'role':'user','content':'Spell: dog'}],"
+    "'temperature':0.8,'top_p':0.9,'seed':12,'min_tokens':20,'max_tokens':28%s}",
+    "{'messages':[{'role':'user','content':'Spell: candle'}],'temperature':0,'max_tokens':16,"
+    "'response_format':{'type':'json_schema','json_schema':{'name':'a','strict':true,'schema':{'type':'"
+    "object',"
+    "'properties':{'n':{'type':'integer'},'s':{'enum':['x','yy']}},'required':['n','s'],"
+    "'additionalProperties':false}}}%s}",
+    "{'messages':[{'role':'user','content':'Look up: dog'}],'temperature':0,'max_tokens':24,'tools':[{'type':"
+    "'function','function':{'name':'look_up','parameters':{'type':'object','properties':{'word':{'type':"
+    "'string'}},'required':['word']}}}],'tool_choice':'required'%s}",
+    "{'messages':[{'role':'user','content':'Spell: stone'}],'enable_thinking':true,'temperature':1,'seed':13,"
+    "'max_tokens':24%s}",
+    "{'messages':[{'role':'user','content':'Spell: cat'}],'temperature':1,'seed':14,'logprobs':true,"
+    "'top_logprobs':20,'max_tokens':16%s}",
+    "{'messages':[{'role':'user','content':'Spell: house'}],'temperature':1,'seed':15,'presence_penalty':1,"
+    "'max_tokens':16%s}",
+    "{'messages':[{'role':'user','content':'Spell: tree'}],'temperature':1,'seed':16,'min_p':0.05,"
+    "'stop':['zz','e e'],'min_tokens':8,'max_tokens':20%s}",
+    "{'messages':[{'role':'user','content':'Spell: garden'},{'role':'assistant','content':'g a r d e n'},"
+    "{'role':'user','content':'Spell: cold'}],'temperature':0,'max_tokens':12%s}",
+    "{'messages':[{'role':'user','content':'Once upon a time there was a garden behind the house.'}],"
+    "'temperature':0,'cache_prompt':false,'min_tokens':30,'max_tokens':30%s}"};
+
+static void body(void *user, uint64_t i, struct esp_strbuf *out)
+{
+    char text[2048];
+
+    (void)user;
+    snprintf(text, sizeof text, bodies[i % N_BODIES],
+             ",'stream':true,'stream_options':{'include_usage':true}");
+    for (char *c = text; *c; c++)
+        if (*c == '\'')
+            *c = '"';
+    assert_true(esp_strbuf_puts(out, text));
+}
+
+static bool whole(void *user, uint64_t i, const char *text, size_t len)
+{
+    return esp_load_texts_same(user, i, text, len);
+}
+
+static double long_seconds(void)
+{
+    const char *v = getenv("ESPALIER_LOAD");
+
+    return v ? strtod(v, NULL) : 0;
+}
+
+static struct esp_load_opts opts(const struct process *p, struct esp_load_texts *texts)
+{
+    return (struct esp_load_opts){.target = &p->target,
+                                  .path = "/v1/chat/completions",
+                                  .concurrency = TEST_SANITIZED ? 24 : 64,
+                                  .leave = TEST_SANITIZED ? 0.20 : 0.10,
+                                  .stall = TEST_SANITIZED ? 0.15 : 0.05,
+                                  .stall_seconds = 0.3,
+                                  .seed = 7,
+                                  .body = body,
+                                  .whole = whole,
+                                  .user = texts};
+}
+
+static void start(struct process *p, struct esp_load_texts *texts)
+{
+    struct esp_load_opts o;
+    esp_error err;
+
+    /* caches so small that they are full when memory is first looked at */
+    PROCESS(p, "--parallel", "16", "--queue", "192", "--ctx", "512", "--cache-ram", "32MiB",
+            "--stream-buffer", "64KiB");
+    o = opts(p, texts);
+    test_ok(esp_load_texts_learn(texts, &o, N_BODIES, &err), &err);
+}
+
+static void run(struct esp_load_report *r, const struct esp_load_opts *o)
+{
+    esp_error err;
+
+    test_ok(esp_load_run(r, o, &err), &err);
+    if (r->errors || r->different || r->refused)
+        fail_msg("%llu errors, %llu other texts, %llu refusals of %llu: %s", (unsigned long long)r->errors,
+                 (unsigned long long)r->different, (unsigned long long)r->refused,
+                 (unsigned long long)r->sent, r->first_error);
+    assert_int_equal(r->sent, r->whole + r->left + r->stalled);
+}
+
+static double per_token(const struct process *p, double cpu, double tokens)
+{
+    return 1e6 * (process_loop_cpu(p) - cpu) / (process_stat(p, "scheduler.generated_tokens") - tokens);
+}
+
+/* A short load, and with ESPALIER_LOAD one of that many seconds, whose first third counts as warming up. */
+static void test_load(void **state)
+{
+    const double seconds = long_seconds();
+    struct esp_load_texts texts = {0};
+    struct esp_load_report r;
+    struct esp_load_opts o;
+    struct process p;
+    double cpu, tokens, before, after, us;
+
+    (void)state;
+    start(&p, &texts);
+    o = opts(&p, &texts);
+    if (seconds > 0)
+        o.seconds = seconds / 3;
+    else
+        o.requests = TEST_SANITIZED ? 32 : 192;
+    run(&r, &o);
+    assert_true(r.whole > 0 && r.left > 0 && r.stalled > 0);
+    esp_load_report_free(&r);
+    process_idle(&p);
+    before = process_rss(&p);
+    cpu = process_loop_cpu(&p);
+    tokens = process_stat(&p, "scheduler.generated_tokens");
+    o.seed++;
+    o.seconds *= 2;
+    run(&r, &o);
+    process_idle(&p);
+    us = per_token(&p, cpu, tokens);
+    after = process_rss(&p);
+    print_message(
+        "%.1f s: %llu whole, %llu left, %llu stalled; loop %.1f us a token; resident %.1f then %.1f MiB\n",
+        r.seconds, (unsigned long long)r.whole, (unsigned long long)r.left, (unsigned long long)r.stalled, us,
+        before / 1048576, after / 1048576);
+    if (!TEST_SANITIZED)
+        assert_true(after < before * (seconds > 0 ? 1.02 : 1.25));
+    esp_load_report_free(&r);
+    assert_int_equal((int)process_stat(&p, "memory.slots_used"), (int)process_stat(&p, "cache.checkpoints"));
+    process_stop(&p);
+    esp_load_texts_free(&texts);
+}
+
+/* Nearly everybody leaves, at every phase: queued, in the prompt, in the answer; 1,000 of them when long. */
+static void test_abort_storm(void **state)
+{
+    const double seconds = long_seconds();
+    struct esp_load_texts texts = {0};
+    struct esp_load_report r;
+    struct esp_load_opts o;
+    struct process p;
+
+    (void)state;
+    start(&p, &texts);
+    o = opts(&p, &texts);
+    o.concurrency = TEST_SANITIZED ? 16 : 32;
+    o.leave = 0.9;
+    o.stall = 0;
+    o.requests = seconds > 0 ? 1200 : TEST_SANITIZED ? 32 : 160;
+    run(&r, &o);
+    assert_true(r.left > o.requests / 4 && r.whole > 0);
+    esp_load_report_free(&r);
+    process_idle(&p);
+    assert_int_equal((int)process_stat(&p, "memory.slots_used"), (int)process_stat(&p, "cache.checkpoints"));
+    process_stop(&p);
+    esp_load_texts_free(&texts);
+}
+
+/* Ten times more than there is room for: answers or 429, nothing else. */
+static void test_overload(void **state)
+{
+    const double seconds = long_seconds();
+    struct esp_load_texts texts = {0};
+    struct esp_load_report r;
+    struct esp_load_opts o;
+    struct process p;
+    esp_error err;
+
+    (void)state;
+    PROCESS(&p, "--parallel", "4", "--queue", "2", "--ctx", "512", "--cache-ram", "32MiB");
+    o = opts(&p, &texts);
+    test_ok(esp_load_texts_learn(&texts, &o, N_BODIES, &err), &err);
+    o.concurrency = 60;
+    o.leave = o.stall = 0;
+    o.requests = seconds > 0 ? 20000 : TEST_SANITIZED ? 120 : 600;
+    test_ok(esp_load_run(&r, &o, &err), &err);
+    if (r.errors || r.different)
+        fail_msg("%llu errors, %llu other texts: %s", (unsigned long long)r.errors,
+                 (unsigned long long)r.different, r.first_error);
+    assert_true(r.refused > 0 && r.whole > 0);
+    assert_int_equal(r.sent, r.whole + r.refused);
+    esp_load_report_free(&r);
+    process_idle(&p);
+    process_stop(&p);
+    esp_load_texts_free(&texts);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_load), cmocka_unit_test(test_abort_storm),
+                                       cmocka_unit_test(test_overload)};
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
