@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
-"""Every source file opens with a comment and its licence, every room has a short README, machine paths stay out.
+"""Every source file opens with a comment and its licence and has at most 110 columns, every room has a short README,
+machine paths stay out.
 
 SPDX-License-Identifier: MIT
 """
 import os
 import re
+import unicodedata
 
 from tree import Report, code, files, read
 
@@ -24,6 +26,13 @@ for path in sources:
         r.bad(path, 1, "a file starts with a comment that says what it is")
     if "\t" in text:
         r.bad(path, text[:text.index("\t")].count("\n") + 1, "a tab; the formatter uses spaces")
+    if path.endswith((".c", ".h")) and "_tables." not in path:
+        by_hand = False
+        for i, line in enumerate(text.split("\n"), 1):
+            by_hand = "clang-format off" in line or (by_hand and "clang-format on" not in line)
+            columns = sum(not unicodedata.category(c).startswith("M") for c in line)  # marks take none
+            if columns > 110 and not by_hand:
+                r.bad(path, i, f"{columns} columns, at most 110; the formatter leaves comments as they are")
     for m in OWNERLESS.finditer(text):
         r.bad(path, text.count("\n", 0, m.start()) + 1, f"{m.group()} without an owner")
 

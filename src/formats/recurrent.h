@@ -17,12 +17,12 @@
  * F32   as computed.
  * BF16  rounded to nearest even.
  * Q8    int8 codes with one scale a group of a row, 127 steps to the largest magnitude, and error feedback:
- * the rounding error of every code is kept as well, in sixteenths of a step (4 bits). Reading a state for
- *       outputs takes the codes alone; folding new positions in takes codes and errors, so that what is
- * smaller than a step adds up over chunks instead of being lost in each. A head is int8 codes [dv][dk], then
- * nibbles (error + 8) [dv][dk / 2], even element low, then bf16 scales [dv][dk / group]; group is 32, or 16
- * where dk is no multiple of 32. All-zero bytes are the zero state. A group with a number that is not finite
- * becomes NaN as a whole.
+ *       the rounding error of every code is kept as well, in sixteenths of a step (4 bits). Reading a state
+ *       for outputs takes the codes alone; folding new positions in takes codes and errors, so that what is
+ *       smaller than a step adds up over chunks instead of being lost in each. A head is int8 codes [dv][dk],
+ *       then nibbles (error + 8) [dv][dk / 2], even element low, then bf16 scales [dv][dk / group]; group is
+ *       32, or 16 where dk is no multiple of 32. All-zero bytes are the zero state. A group with a number
+ *       that is not finite becomes NaN as a whole.
  */
 enum esp_recurrent { ESP_RECURRENT_F32, ESP_RECURRENT_BF16, ESP_RECURRENT_Q8, ESP_RECURRENT_COUNT };
 

@@ -5,11 +5,15 @@
  * A page holds ESP_SPAN positions of every attention layer:  [layer][kv head][K, V][ESP_SPAN] rows, each of a
  * layer's own scheme (formats/kv.h). With kv_start, the first positions of a sequence lie in exact pages: as
  * many bytes, but plain rows, so of fewer positions; then come coded ones. Which page a position is in
- * follows from the position alone. A slot holds every delta layer: S     [vh][dv][dk]        state with all
- * positions before `base` folded in, as formats/recurrent.h has it k     [kh][ESP_CHUNK][dk] unit keys of the
- * open rows base, base + 1, ... u     [vh][ESP_CHUNK][dv] deltas of the open rows g     [vh][ESP_CHUNK] log
- * decays of the open rows conv  [3][conv_dim]       last pre-convolution rows, oldest first and behind the
- * last layer tail_bytes that no kernel looks at; they travel with the slot.
+ * follows from the position alone.
+ *
+ * A slot holds every delta layer:
+ *     S     [vh][dv][dk]        state with all positions before `base` folded in, as formats/recurrent.h says
+ *     k     [kh][ESP_CHUNK][dk] unit keys of the open rows base, base + 1, ...
+ *     u     [vh][ESP_CHUNK][dv] deltas of the open rows
+ *     g     [vh][ESP_CHUNK]     log decays of the open rows
+ *     conv  [3][conv_dim]       last pre-convolution rows, oldest first
+ * and behind the last layer tail_bytes that no kernel looks at; they travel with the slot.
  *
  * SPDX-License-Identifier: MIT
  */

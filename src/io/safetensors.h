@@ -29,13 +29,16 @@ struct esp_st_tensor {
 
 /*
  * Map path and check it. Refused (ESP_EFORMAT unless said, every message starts with the path):
- *   header     shorter than promised, longer than ESP_LIMIT_HEADER_BYTES, not '{' first, not UTF-8, not JSON,
- * "\u0000" entries    a name or metadata key that occurs twice ("duplicate"), unknown dtype or field, missing
- * field, more than ESP_LIMIT_DIMS dimensions or ESP_LIMIT_TENSORS tensors, shape x dtype different from the
- * byte range data       bytes owned by two tensors or by none (both neighbours are named), a file shorter
- * than the header promises (both sizes are given), bytes after the last tensor Also ESP_ENOTFOUND, ESP_EIO,
- * ESP_ENOMEM. No allocation is sized by a number read from the file; the index takes about 120 bytes a tensor
- * plus the names. Tensors of a dtype without reader (F8_E4M3 ...) are listed; see esp_st_check().
+ *   header   shorter than promised, longer than ESP_LIMIT_HEADER_BYTES, not '{' first, not UTF-8, not JSON,
+ *            "\u0000"
+ *   entries  a name or metadata key that occurs twice ("duplicate"), unknown dtype or field, missing field,
+ *            more than ESP_LIMIT_DIMS dimensions or ESP_LIMIT_TENSORS tensors, shape x dtype different from
+ *            the byte range
+ *   data     bytes owned by two tensors or by none (both neighbours are named), a file shorter than the
+ *            header promises (both sizes are given), bytes after the last tensor
+ * Also ESP_ENOTFOUND, ESP_EIO, ESP_ENOMEM. No allocation is sized by a number read from the file; the index
+ * takes about 120 bytes a tensor plus the names. Tensors of a dtype without reader (F8_E4M3 ...) are listed;
+ * see esp_st_check().
  */
 esp_status esp_st_open(struct esp_st_file **out, const char *path, esp_error *err);
 /* The same over memory that the caller keeps alive and unchanged; name stands in messages. */

@@ -45,13 +45,12 @@ const char *esp_act_name(enum esp_act act);
  *          w->group, and for trellis w->axis and along axis 0 the scales. Rows are independent. NULL: the
  *          product reads x itself (act = x, row stride = n_in floats).
  * product  for r < n_row and o in [o0, o1): y[r * ldy + o]. act: rows as prepared, contiguous. o0 is a
- * multiple of esp_weight_out_align(w), and so is o1 unless it is n_out.
- *
+ *          multiple of esp_weight_out_align(w), and so is o1 unless it is n_out.
  * pack     NULL where the product reads weights best as they are stored. Else it writes outputs [o0, o1) of
- * w, in the order that the product reads fastest, to their place in a block of pack_bytes(w); o0 is a
- *          multiple of ESP_PACK_OUTS, and so is o1 unless it is n_out. A weight whose `packed` points at such
- *          a block gives the same bits as without, and its codes, scales and biases are not read; o0 and o1
- *          of product() then are multiples of ESP_PACK_OUTS too. The same pack, the same block.
+ *          w, in the order that the product reads fastest, to their place in a block of pack_bytes(w); o0 is
+ *          a multiple of ESP_PACK_OUTS, and so is o1 unless it is n_out. A weight whose `packed` points at
+ *          such a block gives the same bits as without, and its codes, scales and biases are not read; o0 and
+ *          o1 of product() then are multiples of ESP_PACK_OUTS too. The same pack, the same block.
  *
  * NaN or infinity in a row of x makes all outputs of that row non-finite, whatever act is.
  *

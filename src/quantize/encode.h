@@ -58,8 +58,8 @@ struct esp_encode_rows {
 /*
  * Encode rows on all threads of the pool. Within each block the path obeys s[t+1] = (s[t] << k | b) & 4095,
  * also from t = 255 to t = 0. Targets beyond +-13.86 (+-3.46 for k >= 5; the code itself ends at -3.03
- * and 3.07) count as that. Errors: ESP_EINVAL for shapes; ESP_ENUMERIC for a non-finite target, naming row
- * and column. Error  mean squared error within 0.1 % of an f32 two-pass search for N(0,1).
+ * and 3.07) count as that. The mean squared error is within 0.1 % of that of an f32 two-pass search for
+ * N(0,1). Errors: ESP_EINVAL for shapes; ESP_ENUMERIC for a non-finite target, naming row and column.
  */
 esp_status esp_encode_rows(struct esp_encoder *e, const struct esp_encode_rows *job, esp_error *err);
 

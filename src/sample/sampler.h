@@ -104,9 +104,10 @@ struct esp_sample_result {
  * Draw one token.
  *
  * logits    [n_vocab] f32, read only. -inf bans an id; NaN or +inf anywhere, and all -inf, are ESP_ENUMERIC,
- * and the message names the first such index allowed   bit (id % 64) of word (id / 64) set: id may be drawn;
- * NULL allows all. For grammars and for ids of the padded head that no token has. Bits above n_vocab are
- * ignored position  absolute output position, the third part of the random key
+ *           and the message names the first such index
+ * allowed   bit (id % 64) of word (id / 64) set: id may be drawn; NULL allows all. For grammars and for ids
+ *           of the padded head that no token has. Bits above n_vocab are ignored
+ * position  absolute output position, the third part of the random key
  *
  * Temperature 0: the highest value after mask, bias and penalties, lowest id on ties, no random number.
  * Otherwise: top_k keeps the first k in (value descending, id ascending) order; top_p the shortest prefix of

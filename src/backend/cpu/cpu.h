@@ -151,9 +151,9 @@ size_t esp_cpu_attend_split_floats(const struct esp_tape *t, const struct esp_la
 size_t esp_cpu_lora_thread_floats(const struct esp_plan_opts *o);
 size_t esp_cpu_delta_thread_floats(const struct esp_layout *l);
 
-/* Bytes of the copies that esp_cpu_pack() would make for a plan whose kernels are chosen. */
 /* Whether the plan packs weights, by its options and the machine's memory. */
 bool esp_cpu_packs(struct esp_plan *p);
+/* Bytes of the copies that esp_cpu_pack() would make for a plan whose kernels are chosen. */
 size_t esp_cpu_packed_bytes(const struct esp_plan *p);
 /* Copy weights for the kernels that want it. ESP_ENOMEM. */
 esp_status esp_cpu_pack(struct esp_plan *p, esp_error *err);

@@ -1,9 +1,11 @@
 /*
  * A stand-in for the library behind the program, so that tests can make it slow, endless, or broken. Bytes
  * are tokens; the model answers a chat with what the user said in capitals, and goes on with a text by saying
- * it again. A user text that contains one of these words has an effect of its own: SLOW     a pause of 20 ms
- * before every token FOREVER  the answer never ends FAIL     the sequence fails after three tokens THINK the
- * answer opens with <think>hm</think>
+ * it again. A user text that contains one of these words has an effect of its own:
+ *     SLOW     a pause of 20 ms before every token
+ *     FOREVER  the answer never ends
+ *     FAIL     the sequence fails after three tokens
+ *     THINK    the answer opens with <think>hm</think>
  *
  * SPDX-License-Identifier: MIT
  */
