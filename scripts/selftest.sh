@@ -123,6 +123,8 @@ printf 'int esp_x; /* in /%s/me */\n' home | file src/io/y.c
 expect 1 'src/io/y.c:2:' check files
 printf '\n/* TO%s: later */\n' DO | file src/io/y.c
 expect 1 'src/io/y.c:3: TO' check files
+printf '/* %0108d */\n' 0 | file src/io/y.c
+expect 1 'src/io/y.c:2: 114 columns' check files
 
 # ---- links ----------------------------------------------------------------------------------------------------------
 tree

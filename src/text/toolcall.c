@@ -15,7 +15,7 @@
 /* Hand out n bytes of text from the front: white space at its end waits for more, at its start it goes. */
 static void take_text(struct esp_turn *t, size_t n)
 {
-    const enum esp_turn_what what = t->state == REASONING ? ESP_TURN_REASONING : ESP_TURN_CONTENT;
+    const enum esp_turn_what what = t->state == ESP_TURN_IN_REASONING ? ESP_TURN_REASONING : ESP_TURN_CONTENT;
     const char *s = esp_turn_front(t);
     size_t skip = t->any ? 0 : esp_turn_spaces(s, n), end = n;
 
@@ -33,37 +33,39 @@ static void take_text(struct esp_turn *t, size_t n)
     esp_turn_take(t, n);
 }
 
-/* A tag at s[0..n)? PART: may become one. On YES it is taken. */
+/* A tag at s[0..n)? ESP_TURN_PART: may become one. On ESP_TURN_YES it is taken. */
 static enum esp_turn_match text_tag(struct esp_turn *t, const char *s, size_t n)
 {
-    const bool thinking = t->state == REASONING;
+    const bool thinking = t->state == ESP_TURN_IN_REASONING;
     const bool calls = t->o.calls && (!thinking || t->o.calls_in_thinking);
-    enum esp_turn_match think = thinking ? esp_turn_match(s, n, "</think>") : NO, call = NO, function = NO;
+    enum esp_turn_match think = thinking ? esp_turn_match(s, n, "</think>") : ESP_TURN_NO, call = ESP_TURN_NO,
+                        function = ESP_TURN_NO;
     size_t len = 0;
 
-    if (think == YES) {
+    if (think == ESP_TURN_YES) {
         esp_turn_take(t, strlen("</think>"));
-        esp_turn_channel(t, CONTENT);
-        return YES;
+        esp_turn_channel(t, ESP_TURN_IN_CONTENT);
+        return ESP_TURN_YES;
     }
     if (calls) {
         call = esp_turn_match(s, n, "<tool_call>");
         function = esp_turn_match_open(s, n, "<function", t->name, &len);
     }
-    if (call == YES) {
+    if (call == ESP_TURN_YES) {
         esp_turn_take(t, strlen("<tool_call>"));
-        esp_turn_channel(t, CALL_OPEN);
-        return YES;
+        esp_turn_channel(t, ESP_TURN_IN_CALL_OPEN);
+        return ESP_TURN_YES;
     }
-    if (function == YES) {
-        esp_turn_channel(t, FUNCTION);
+    if (function == ESP_TURN_YES) {
+        esp_turn_channel(t, ESP_TURN_IN_FUNCTION);
         esp_turn_start_call(t, len);
-        return YES;
+        return ESP_TURN_YES;
     }
-    return think == PART || call == PART || function == PART ? PART : NO;
+    return think == ESP_TURN_PART || call == ESP_TURN_PART || function == ESP_TURN_PART ? ESP_TURN_PART
+                                                                                        : ESP_TURN_NO;
 }
 
-/* REASONING and CONTENT. */
+/* ESP_TURN_IN_REASONING and ESP_TURN_IN_CONTENT. */
 static bool step_text(struct esp_turn *t)
 {
     size_t n = 0;
@@ -79,9 +81,9 @@ static bool step_text(struct esp_turn *t)
         n = (size_t)(lt - esp_turn_front(t));
         take_text(t, n);
         m = text_tag(t, esp_turn_front(t), esp_turn_left(t));
-        if (m == YES)
+        if (m == ESP_TURN_YES)
             return true;
-        if (m == PART && !t->final)
+        if (m == ESP_TURN_PART && !t->final)
             return false;
         n = 1; /* a '<' like any other */
     }
@@ -94,11 +96,11 @@ static bool step_start(struct esp_turn *t)
     const size_t n = esp_turn_spaces(esp_turn_front(t), esp_turn_left(t));
     const enum esp_turn_match m = esp_turn_match(esp_turn_front(t) + n, esp_turn_left(t) - n, "<think>");
 
-    if (m == PART && !t->final)
+    if (m == ESP_TURN_PART && !t->final)
         return false;
-    if (m == YES)
+    if (m == ESP_TURN_YES)
         esp_turn_take(t, n + strlen("<think>"));
-    esp_turn_channel(t, m == YES ? REASONING : CONTENT);
+    esp_turn_channel(t, m == ESP_TURN_YES ? ESP_TURN_IN_REASONING : ESP_TURN_IN_CONTENT);
     return true;
 }
 
@@ -107,15 +109,15 @@ static bool step_start(struct esp_turn *t)
 static bool step(struct esp_turn *t)
 {
     static bool (*const steps[])(struct esp_turn *) = {
-        [START] = step_start,
-        [REASONING] = step_text,
-        [CONTENT] = step_text,
-        [CALL_OPEN] = esp_turn_step_open,
-        [FUNCTION] = esp_turn_step_function,
-        [VALUE] = esp_turn_step_value,
-        [JSON_CALL] = esp_turn_step_json,
-        [CALL_CLOSE] = esp_turn_step_close,
-        [BETWEEN] = esp_turn_step_between,
+        [ESP_TURN_IN_START] = step_start,
+        [ESP_TURN_IN_REASONING] = step_text,
+        [ESP_TURN_IN_CONTENT] = step_text,
+        [ESP_TURN_IN_CALL_OPEN] = esp_turn_step_open,
+        [ESP_TURN_IN_FUNCTION] = esp_turn_step_function,
+        [ESP_TURN_IN_VALUE] = esp_turn_step_value,
+        [ESP_TURN_IN_JSON_CALL] = esp_turn_step_json,
+        [ESP_TURN_IN_CALL_CLOSE] = esp_turn_step_close,
+        [ESP_TURN_IN_BETWEEN] = esp_turn_step_between,
     };
 
     return steps[t->state](t);
@@ -173,13 +175,13 @@ esp_status esp_turn_finish(struct esp_turn *t, bool ended, esp_error *err)
     t->final = true;
     while (esp_turn_left(t) && step(t))
         ;
-    if (t->state == VALUE)
+    if (t->state == ESP_TURN_IN_VALUE)
         esp_turn_end_value(t);
-    if (t->state == FUNCTION) {
+    if (t->state == ESP_TURN_IN_FUNCTION) {
         esp_turn_warn(t, "the model ended its turn inside a call; the call is passed as far as it goes");
-        esp_turn_end_call(t, BETWEEN);
+        esp_turn_end_call(t, ESP_TURN_IN_BETWEEN);
     }
-    if (t->state == CONTENT && t->any) /* only a call or more text takes the white space away */
+    if (t->state == ESP_TURN_IN_CONTENT && t->any) /* only a call or more text takes the white space away */
         esp_turn_give(t, ESP_TURN_CONTENT, esp_strbuf_str(&t->space), t->space.len);
     esp_strbuf_clear(&t->space);
     return status(t, err);
@@ -202,12 +204,13 @@ size_t esp_turn_undecided(const struct esp_turn *t)
 
 bool esp_turn_in_reasoning(const struct esp_turn *t)
 {
-    return t->state == REASONING;
+    return t->state == ESP_TURN_IN_REASONING;
 }
 
 bool esp_turn_in_call(const struct esp_turn *t)
 {
-    return t->state == CALL_OPEN || t->state == FUNCTION || t->state == VALUE || t->state == JSON_CALL;
+    return t->state == ESP_TURN_IN_CALL_OPEN || t->state == ESP_TURN_IN_FUNCTION ||
+           t->state == ESP_TURN_IN_VALUE || t->state == ESP_TURN_IN_JSON_CALL;
 }
 
 esp_status esp_turn_create(struct esp_turn **out, const struct esp_turn_opts *o, esp_error *err)
@@ -217,7 +220,7 @@ esp_status esp_turn_create(struct esp_turn **out, const struct esp_turn_opts *o,
     if (!t)
         return esp_fail(err, ESP_ENOMEM, "the model's turn: out of memory");
     t->o = *o;
-    t->state = o->thinking ? REASONING : o->continued ? CONTENT : START;
+    t->state = o->thinking ? ESP_TURN_IN_REASONING : o->continued ? ESP_TURN_IN_CONTENT : ESP_TURN_IN_START;
     t->any = o->continued;
     esp_strbuf_init(&t->buf, ESP_LIMIT_TURN_BYTES);
     esp_strbuf_init(&t->space, ESP_LIMIT_TURN_BYTES);

@@ -20,19 +20,19 @@ static enum esp_turn_match match_name(const char *s, size_t i, size_t n, char na
     while (end < n && s[end] != '>' && s[end] != '\n' && s[end] != '<')
         end++;
     if (end - i > ESP_TURN_MAX_NAME || i > 2 * ESP_TURN_MAX_SPACES)
-        return NO;
+        return ESP_TURN_NO;
     if (end == n)
-        return PART;
+        return ESP_TURN_PART;
     *len = end + 1;
     if (s[end] != '>')
-        return NO;
+        return ESP_TURN_NO;
     while (end > i && esp_turn_is_space(s[end - 1]))
         end--;
     if (end == i)
-        return NO;
+        return ESP_TURN_NO;
     memcpy(name, s + i, end - i);
     name[end - i] = '\0';
-    return YES;
+    return ESP_TURN_YES;
 }
 
 enum esp_turn_match esp_turn_match_open(const char *s, size_t n, const char *word,
@@ -41,16 +41,16 @@ enum esp_turn_match esp_turn_match_open(const char *s, size_t n, const char *wor
     const enum esp_turn_match m = esp_turn_match(s, n, word);
     size_t i = strlen(word), space;
 
-    if (m != YES)
+    if (m != ESP_TURN_YES)
         return m;
     space = esp_turn_spaces(s + i, n - i);
     i += space;
     if (space > ESP_TURN_MAX_SPACES) /* whatever follows: the answer must not depend on what is there yet */
-        return NO;
+        return ESP_TURN_NO;
     if (i == n)
-        return PART;
+        return ESP_TURN_PART;
     if (s[i++] != '=')
-        return NO;
+        return ESP_TURN_NO;
     i += esp_turn_spaces(s + i, n - i);
     return match_name(s, i, n, name, len);
 }
@@ -64,7 +64,7 @@ bool esp_turn_start_call(struct esp_turn *t, size_t len)
     json_decref(t->keys);
     t->keys = json_object();
     esp_turn_give(t, ESP_TURN_CALL, t->name, strlen(t->name));
-    t->state = FUNCTION;
+    t->state = ESP_TURN_IN_FUNCTION;
     return true;
 }
 
@@ -87,7 +87,7 @@ static bool start_value(struct esp_turn *t, const char *key, size_t len)
     t->skip = json_object_get(t->keys, key) || json_object_size(t->keys) >= ESP_TURN_MAX_KEYS ||
               json_object_set_new(t->keys, key, json_true()) != 0;
     t->types = esp_tool_types(t->tool, key);
-    t->state = VALUE;
+    t->state = ESP_TURN_IN_VALUE;
     t->fresh = true;
     esp_strbuf_clear(&t->value);
     if (t->skip) {
@@ -119,7 +119,7 @@ void esp_turn_end_value(struct esp_turn *t)
 {
     bool odd = false;
 
-    t->state = FUNCTION;
+    t->state = ESP_TURN_IN_FUNCTION;
     if (t->skip)
         return;
     esp_strbuf_clear(&t->piece);
@@ -137,23 +137,23 @@ void esp_turn_end_value(struct esp_turn *t)
 static enum esp_turn_match match_next(const char *s, size_t n, const char *const *tags, bool at_end)
 {
     const size_t skip = esp_turn_spaces(s, n);
-    enum esp_turn_match best = NO;
+    enum esp_turn_match best = ESP_TURN_NO;
 
     if (skip > ESP_TURN_MAX_SPACES)
-        return NO;
+        return ESP_TURN_NO;
     if (skip == n)
-        return at_end ? YES : PART;
+        return at_end ? ESP_TURN_YES : ESP_TURN_PART;
     for (; *tags; tags++) {
         const enum esp_turn_match m = esp_turn_match(s + skip, n - skip, *tags);
 
         if (m > best)
             best = m;
     }
-    return best == PART && at_end ? NO : best;
+    return best == ESP_TURN_PART && at_end ? ESP_TURN_NO : best;
 }
 
 /* Does the value end at s, which begins with '<'? *len: bytes of </parameter>, 0 when closers follow that
- * FUNCTION takes. */
+ * ESP_TURN_IN_FUNCTION takes. */
 static enum esp_turn_match value_end(const struct esp_turn *t, const char *s, size_t n, size_t *len)
 {
     static const char *const after_value[] = {"<parameter", "</function>", "</tool_call>", NULL};
@@ -169,12 +169,13 @@ static enum esp_turn_match value_end(const struct esp_turn *t, const char *s, si
         const size_t tag_len = strlen(closers[i].tag);
         enum esp_turn_match m = esp_turn_match(s, n, closers[i].tag);
 
-        if (m == PART)
-            return t->final ? NO : PART;
-        if (m == NO)
+        if (m == ESP_TURN_PART)
+            return t->final ? ESP_TURN_NO : ESP_TURN_PART;
+        if (m == ESP_TURN_NO)
             continue;
         m = match_next(s + tag_len, n - tag_len, closers[i].next, t->final);
-        if (i == 1 && m == YES) { /* </function></tool_call> counts where the turn or another call follows */
+        if (i == 1 &&
+            m == ESP_TURN_YES) { /* </function></tool_call> counts where the turn or another call follows */
             const size_t skip = tag_len + esp_turn_spaces(s + tag_len, n - tag_len);
 
             if (skip < n) {
@@ -186,7 +187,7 @@ static enum esp_turn_match value_end(const struct esp_turn *t, const char *s, si
         *len = i == 0 ? tag_len : 0;
         return m;
     }
-    return NO;
+    return ESP_TURN_NO;
 }
 
 bool esp_turn_step_value(struct esp_turn *t)
@@ -211,12 +212,12 @@ bool esp_turn_step_value(struct esp_turn *t)
             return false;
         }
         m = value_end(t, lt, esp_turn_left(t) - n, &len);
-        if (m == NO) {
+        if (m == ESP_TURN_NO) {
             from = n + 1;
             continue;
         }
         take_value(t, text);
-        if (m == PART)
+        if (m == ESP_TURN_PART)
             return false;
         esp_turn_take(t, n - text + len);
         esp_turn_end_value(t);
@@ -236,17 +237,17 @@ bool esp_turn_step_function(struct esp_turn *t)
     parameter = esp_turn_match_open(esp_turn_front(t), esp_turn_left(t), "<parameter", key, &len);
     function = esp_turn_match(esp_turn_front(t), esp_turn_left(t), "</function>");
     call = esp_turn_match(esp_turn_front(t), esp_turn_left(t), "</tool_call>");
-    if (parameter == YES)
+    if (parameter == ESP_TURN_YES)
         return start_value(t, key, len);
-    if (function == YES) {
+    if (function == ESP_TURN_YES) {
         esp_turn_take(t, strlen("</function>"));
-        return esp_turn_end_call(t, CALL_CLOSE);
+        return esp_turn_end_call(t, ESP_TURN_IN_CALL_CLOSE);
     }
-    if (call == YES) {
+    if (call == ESP_TURN_YES) {
         esp_turn_take(t, strlen("</tool_call>"));
-        return esp_turn_end_call(t, BETWEEN);
+        return esp_turn_end_call(t, ESP_TURN_IN_BETWEEN);
     }
-    if ((parameter == PART || function == PART || call == PART) && !t->final)
+    if ((parameter == ESP_TURN_PART || function == ESP_TURN_PART || call == ESP_TURN_PART) && !t->final)
         return false;
     esp_turn_take(t, 1); /* text between values means nothing */
     return true;
@@ -258,11 +259,11 @@ bool esp_turn_step_close(struct esp_turn *t)
 
     esp_turn_take(t, esp_turn_spaces(esp_turn_front(t), esp_turn_left(t)));
     m = esp_turn_match(esp_turn_front(t), esp_turn_left(t), "</tool_call>");
-    if (m == PART && !t->final)
+    if (m == ESP_TURN_PART && !t->final)
         return false;
-    if (m == YES)
+    if (m == ESP_TURN_YES)
         esp_turn_take(t, strlen("</tool_call>"));
-    t->state = BETWEEN;
+    t->state = ESP_TURN_IN_BETWEEN;
     return true;
 }
 
@@ -274,12 +275,12 @@ bool esp_turn_step_between(struct esp_turn *t)
     if (esp_turn_left(t) == 0)
         return false;
     m = esp_turn_match(esp_turn_front(t), esp_turn_left(t), "</think>");
-    if (m == PART && !t->final)
+    if (m == ESP_TURN_PART && !t->final)
         return false;
-    if (m == YES)
+    if (m == ESP_TURN_YES)
         esp_turn_take(t, strlen("</think>"));
     else
-        esp_turn_channel(t, CONTENT);
+        esp_turn_channel(t, ESP_TURN_IN_CONTENT);
     return true;
 }
 
@@ -296,16 +297,16 @@ bool esp_turn_step_open(struct esp_turn *t)
     if (*s == '{') {
         esp_turn_take(t, skip);
         t->scan = 0;
-        t->state = JSON_CALL;
+        t->state = ESP_TURN_IN_JSON_CALL;
         return true;
     }
     m = esp_turn_match_open(s, n, "<function", t->name, &len);
-    if (m == YES)
+    if (m == ESP_TURN_YES)
         return esp_turn_start_call(t, skip + len);
-    if (m == PART)
+    if (m == ESP_TURN_PART)
         return false;
     esp_turn_warn(t, "<tool_call> without a function; it is passed as text");
-    t->state = CONTENT;
+    t->state = ESP_TURN_IN_CONTENT;
     t->any = true;
     t->n_content += strlen("<tool_call>");
     esp_turn_give(t, ESP_TURN_CONTENT, "<tool_call>", strlen("<tool_call>"));
@@ -355,12 +356,12 @@ bool esp_turn_step_json(struct esp_turn *t)
     while (!end && t->scan < esp_turn_left(t)) {
         const char *lt = memchr(esp_turn_front(t) + t->scan, '<', esp_turn_left(t) - t->scan);
         const enum esp_turn_match m =
-            lt ? esp_turn_match(lt, (size_t)(esp_turn_front(t) + esp_turn_left(t) - lt), close) : NO;
+            lt ? esp_turn_match(lt, (size_t)(esp_turn_front(t) + esp_turn_left(t) - lt), close) : ESP_TURN_NO;
 
-        t->scan = lt ? (size_t)(lt - esp_turn_front(t)) + (m != PART) : esp_turn_left(t);
-        if (m == YES)
+        t->scan = lt ? (size_t)(lt - esp_turn_front(t)) + (m != ESP_TURN_PART) : esp_turn_left(t);
+        if (m == ESP_TURN_YES)
             end = lt;
-        if (m == PART)
+        if (m == ESP_TURN_PART)
             break;
     }
     if (!end && !t->final)
@@ -368,12 +369,12 @@ bool esp_turn_step_json(struct esp_turn *t)
     n = end ? (size_t)(end - esp_turn_front(t)) : esp_turn_left(t);
     if (json_call(t, esp_turn_front(t), n)) {
         esp_turn_take(t, n + (end ? len : 0));
-        esp_turn_channel(t, BETWEEN);
+        esp_turn_channel(t, ESP_TURN_IN_BETWEEN);
         return true;
     }
     esp_turn_warn(t, "<tool_call> with JSON that is no call; it is passed as text");
     t->any = true;
-    t->state = CONTENT;
+    t->state = ESP_TURN_IN_CONTENT;
     esp_turn_give(t, ESP_TURN_CONTENT, "<tool_call>", strlen("<tool_call>"));
     t->n_content += strlen("<tool_call>") + n;
     esp_turn_give(t, ESP_TURN_CONTENT, esp_turn_front(t), n);

@@ -20,18 +20,18 @@ enum {
 };
 
 enum esp_turn_state {
-    START,      /* of an answer: white space, then perhaps <think> */
-    REASONING,  /* inside <think> */
-    CONTENT,    /* visible text */
-    CALL_OPEN,  /* behind <tool_call> */
-    FUNCTION,   /* behind <function=...>, outside values */
-    VALUE,      /* inside a value */
-    JSON_CALL,  /* behind <tool_call> {, until </tool_call> */
-    CALL_CLOSE, /* behind </function> */
-    BETWEEN     /* behind a call: white space and stray closers go */
+    ESP_TURN_IN_START,      /* of an answer: white space, then perhaps <think> */
+    ESP_TURN_IN_REASONING,  /* inside <think> */
+    ESP_TURN_IN_CONTENT,    /* visible text */
+    ESP_TURN_IN_CALL_OPEN,  /* behind <tool_call> */
+    ESP_TURN_IN_FUNCTION,   /* behind <function=...>, outside values */
+    ESP_TURN_IN_VALUE,      /* inside a value */
+    ESP_TURN_IN_JSON_CALL,  /* behind <tool_call> {, until </tool_call> */
+    ESP_TURN_IN_CALL_CLOSE, /* behind </function> */
+    ESP_TURN_IN_BETWEEN     /* behind a call: white space and stray closers go */
 };
 
-enum esp_turn_match { NO, PART, YES };
+enum esp_turn_match { ESP_TURN_NO, ESP_TURN_PART, ESP_TURN_YES };
 
 struct esp_turn {
     struct esp_turn_opts o;
@@ -42,7 +42,7 @@ struct esp_turn {
     bool any;                /* text of the present channel was handed out */
     bool fresh;              /* first byte of a value */
     bool final;              /* no more bytes come */
-    size_t scan;             /* JSON_CALL: bytes behind at that were searched */
+    size_t scan;             /* ESP_TURN_IN_JSON_CALL: bytes behind at that were searched */
     size_t n_content, n_reasoning;
     /* The present call. */
     const json_t *tool;
@@ -74,8 +74,8 @@ static inline enum esp_turn_match esp_turn_match(const char *s, size_t n, const 
     const size_t len = strlen(tag);
 
     if (memcmp(s, tag, n < len ? n : len) != 0)
-        return NO;
-    return n < len ? PART : YES;
+        return ESP_TURN_NO;
+    return n < len ? ESP_TURN_PART : ESP_TURN_YES;
 }
 
 static inline size_t esp_turn_spaces(const char *s, size_t n)
