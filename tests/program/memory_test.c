@@ -26,17 +26,24 @@ static bool measured_bare(void)
     return !TEST_SANITIZED;
 }
 
+/* What a run of fit says that the plan takes. */
+static double total_of(struct run *r)
+{
+    json_t *j = run_json(r, 0);
+    const double total = json_number_value(json_object_get(json_object_get(j, "at"), "total_bytes"));
+
+    run_code(r, 0);
+    json_decref(j);
+    run_free(r);
+    return total;
+}
+
 static double predicted(const char *ctx, const char *chunk, const char *kv, const char *rows)
 {
     struct run r =
         RUN(NULL, P, "fit", M, "--json", "-t", "1", "-c", ctx, "--chunk", chunk, "--kv", kv, "--rows", rows);
-    json_t *j = run_json(&r, 0);
-    const double total = json_number_value(json_object_get(json_object_get(j, "at"), "total_bytes"));
 
-    run_code(&r, 0);
-    json_decref(j);
-    run_free(&r);
-    return total;
+    return total_of(&r);
 }
 
 /* Peak resident bytes of a program that must succeed. */
@@ -151,13 +158,8 @@ static double planned_bytes(const char *pack)
 {
     struct run r = RUN(NULL, P, "fit", "--synthetic", "qwen3.5-0.8b", "--weights", "affine4", "--json", "-t",
                        "1", "-c", "1024", "--pack", pack);
-    json_t *j = run_json(&r, 0);
-    const double total = json_number_value(json_object_get(json_object_get(j, "at"), "total_bytes"));
 
-    run_code(&r, 0);
-    json_decref(j);
-    run_free(&r);
-    return total;
+    return total_of(&r);
 }
 
 /* Copies of weights in the kernels' order are counted, and --pack off does without: levels that have no such

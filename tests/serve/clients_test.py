@@ -478,20 +478,20 @@ def check_turns(s, least):
         assert min(shares(rows)) >= least, f"{of.__name__}: {rows}"
 
 
-def test_cached_turns_stable(_):
-    own = Server("--ctx", "4096", "--history", "stable")
+def check_history(history, least):
+    own = Server("--ctx", "4096", "--history", history)
     try:
-        check_turns(own, 0.95)
+        check_turns(own, least)
     finally:
         own.stop()
+
+
+def test_cached_turns_stable(_):
+    check_history("stable", 0.95)
 
 
 def test_cached_turns_model(_):
-    own = Server("--ctx", "4096", "--history", "model")
-    try:
-        check_turns(own, 0.80)
-    finally:
-        own.stop()
+    check_history("model", 0.80)
 
 
 def test_cached_turns_over_restart(_):
