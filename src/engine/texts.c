@@ -49,8 +49,7 @@ static void tell_leaf(void *user, const struct esp_prefix_path *p)
 
     for (uint32_t i = 0; i < t.n_checkpoint; i++)
         l->positions[i] = p->checkpoints[i].n;
-    t.bytes =
-        (uint64_t)p->n * esp_layout_kv_per_token(layout) + (uint64_t)p->n_checkpoint * layout->slot_bytes;
+    t.bytes = esp_layout_kv_bytes(layout, p->n) + (uint64_t)p->n_checkpoint * layout->slot_bytes;
     l->fn(l->user, &t);
 }
 
@@ -187,7 +186,7 @@ static esp_status load_one(esp_engine *g, uint64_t ns, const struct esp_snapshot
         .n = info->checkpoints[c].n, .base = info->checkpoints[c].base, .pages = g->cache->pages};
     esp_status s;
 
-    v.n_page = g->pools->mem.layout.n_attn ? (v.n + ESP_SPAN - 1) / ESP_SPAN : 0;
+    v.n_page = esp_layout_pages(&g->pools->mem.layout, v.n);
     if (v.n > g->opts.context || !esp_cache_take(g, v.n_page, g->cache->pages, &v.slot))
         return esp_fail(err, ESP_ENOFIT, "a text of %u tokens: no room in a context of %u, or in memory", v.n,
                         g->opts.context);
@@ -242,6 +241,5 @@ void esp_texts_units(const esp_engine *g, struct esp_text_bytes *out)
 {
     const struct esp_layout *l = &g->pools->mem.layout;
 
-    *out = (struct esp_text_bytes){.page = (uint64_t)ESP_SPAN * esp_layout_kv_per_token(l),
-                                   .slot = l->slot_bytes};
+    *out = (struct esp_text_bytes){.page = l->page_bytes, .slot = l->slot_bytes};
 }

@@ -226,15 +226,19 @@ static void test_foreign_file(void **state)
     server_stop(&s);
 }
 
-static void test_slots(void **state)
+static void check_slots(const char *kv, uint32_t kv_start)
 {
     struct server s;
     struct reply r, before;
     char path[80];
     int slot = -1;
 
-    (void)state;
-    open_server(&s);
+    server_init(&s);
+    s.o.slot_dir = folder;
+    s.engine.checkpoints = 64;
+    s.engine.kv = kv;
+    s.engine.kv_start = kv_start;
+    server_start(&s);
     r = client_postf(&s, "/slots/0?action=save", 404, "{'filename':'a'}");
     assert_string_equal(text_at(r.json, "error.code"), "cache_not_found");
     reply_free(&r);
@@ -270,6 +274,13 @@ static void test_slots(void **state)
     reply_free(&r);
     reply_free(&before);
     server_stop(&s);
+}
+
+static void test_slots(void **state)
+{
+    (void)state;
+    check_slots(NULL, 0);
+    check_slots("q4", 75); /* three pages for what one page of 256 would hold */
 }
 
 static void test_refusals(void **state)
