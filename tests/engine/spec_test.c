@@ -20,8 +20,9 @@ static void equal_at(esp_spec spec, uint32_t depth)
            (unsigned long long)st.spec_accepted, (unsigned long long)st.spec_drafted,
            (unsigned long long)st.spec_rounds, (double)st.spec_right_at[0] / (double)st.spec_asked_at[0]);
     assert_true(st.spec_rounds > 20 && st.spec_drafted >= st.spec_rounds);
-    if (spec ==
-        ESP_SPEC_DRAFT) /* it is the model itself, and draws with the keys of the positions it predicts */
+    /* A draft model is the model itself, and draws with the keys of the positions it predicts; its own cache
+     * is bf16, so over coded ones it is not quite the same. */
+    if (spec == ESP_SPEC_DRAFT && !test_drafts.keep.kv)
         assert_int_equal(st.spec_accepted, st.spec_drafted);
     else
         assert_true(st.spec_accepted > 0 && st.spec_accepted < st.spec_drafted);
@@ -171,7 +172,8 @@ int main(void)
                                        cmocka_unit_test(test_draft), cmocka_unit_test(test_adaptive),
                                        cmocka_unit_test(test_wrong), cmocka_unit_test(test_right),
                                        cmocka_unit_test(test_end)};
-    const struct CMUnitTest coded[] = {cmocka_unit_test(test_mtp), cmocka_unit_test(test_right)};
+    const struct CMUnitTest coded[] = {cmocka_unit_test(test_mtp), cmocka_unit_test(test_draft),
+                                       cmocka_unit_test(test_right)};
     int failed;
 
     test_drafts_open(TEST_SLOW ? 16 : 40);
