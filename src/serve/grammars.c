@@ -332,11 +332,12 @@ static struct work *make_work(struct esp_grammars *g, char *source, esp_error *e
     }
     w = g->n_work < MAX_WAITING && !g->stopped ? esp_alloc(sizeof *w) : NULL;
     if (!w) {
-        esp_fail(err,
-                 g->stopped                ? ESP_ECANCELLED
-                 : g->n_work < MAX_WAITING ? ESP_ENOMEM
-                                           : ESP_ESTATE,
-                 "%u grammars are being compiled already", g->n_work);
+        if (g->stopped)
+            esp_fail(err, ESP_ECANCELLED, "the server is shutting down");
+        else if (g->n_work < MAX_WAITING)
+            esp_fail(err, ESP_ENOMEM, "no memory for the grammar");
+        else
+            esp_fail(err, ESP_ESTATE, "%u grammars are being compiled already", g->n_work);
         esp_free(source);
         return NULL;
     }
