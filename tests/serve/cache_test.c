@@ -18,11 +18,13 @@
 
 static char folder[256];
 
+enum { CHECKPOINTS = TEST_SANITIZED ? 16 : 64 };
+
 static void open_server(struct server *s)
 {
     server_init(s);
     s->o.slot_dir = folder;
-    s->engine.checkpoints = 64;
+    s->engine.checkpoints = CHECKPOINTS;
     server_start(s);
 }
 
@@ -125,7 +127,8 @@ static void test_prewarm(void **state)
                      words(0, 60));
     assert_true(cached(&again) > 150);
     reply_free(&again);
-    for (int i = 0; i < 70; i++) { /* more texts than there are checkpoints: what is pinned stays */
+    for (int i = 0; i < CHECKPOINTS + 6;
+         i++) { /* more texts than there are checkpoints: what is pinned stays */
         again = chat(&s, words(1000 + 7 * i, 3));
         reply_free(&again);
     }
@@ -235,7 +238,7 @@ static void check_slots(const char *kv, uint32_t kv_start)
 
     server_init(&s);
     s.o.slot_dir = folder;
-    s.engine.checkpoints = 64;
+    s.engine.checkpoints = CHECKPOINTS;
     s.engine.kv = kv;
     s.engine.kv_start = kv_start;
     server_start(&s);
