@@ -181,9 +181,30 @@ static void enter(struct esp_replay *r, struct kept *k)
 
 static size_t bytes_of(size_t n_ids, const json_t *content, const json_t *reasoning)
 {
-    enum { OVERHEAD = 512 }; /* the rest of a turn: keys, calls, the map's entries */
+    enum {
+        OVERHEAD = 768
+    }; /* the rest of a turn: keys, calls, the map's entries; measured with short ones */
 
     return n_ids * sizeof(uint32_t) + json_string_length(content) + json_string_length(reasoning) + OVERHEAD;
+}
+
+static const struct kept *lookup(const struct esp_replay *r, const char *key)
+{
+    const json_t *n = key ? json_object_get(r->map, key) : NULL;
+    const struct kept *k = n ? &r->ring[(uint64_t)json_integer_value(n) % r->cap] : NULL;
+
+    return k && k->created >= clock_now() - r->ttl ? k : NULL;
+}
+
+/* Whether k, which has no key but its text's, is there already and will be for half of its time yet: the same
+ * answer given often takes one place. */
+static bool is_known(const struct esp_replay *r, const struct kept *k, const char *text)
+{
+    const struct kept *old = json_array_size(k->keys) == 1 ? lookup(r, text) : NULL;
+
+    return old && old->created > k->created - r->ttl / 2 && old->n == k->n &&
+           memcmp(old->ids, k->ids, k->n * sizeof *k->ids) == 0 && strcmp(old->opening, k->opening) == 0 &&
+           json_equal(old->content, k->content) && json_equal(old->reasoning, k->reasoning);
 }
 
 void esp_replay_keep(struct esp_replay *r, const struct esp_choice *c, const char *key)
@@ -213,6 +234,10 @@ void esp_replay_keep(struct esp_replay *r, const struct esp_choice *c, const cha
     if (c->n_call == 0) {
         text_key(text, k.content);
         json_array_append_new(k.keys, json_string(text));
+        if (is_known(r, &k, text)) {
+            free_kept(&k);
+            return;
+        }
     }
     if (r->store)
         k.number = esp_replay_store_put(r->store, &(struct esp_replay_row){.opening = k.opening,
@@ -258,14 +283,6 @@ esp_status esp_replay_persist(struct esp_replay *r, const char *dir, uint64_t to
 }
 
 /* ---- putting back ---- */
-
-static const struct kept *lookup(const struct esp_replay *r, const char *key)
-{
-    const json_t *n = key ? json_object_get(r->map, key) : NULL;
-    const struct kept *k = n ? &r->ring[(uint64_t)json_integer_value(n) % r->cap] : NULL;
-
-    return k && k->created >= clock_now() - r->ttl ? k : NULL;
-}
 
 static json_t *arguments_of(const json_t *call)
 {

@@ -91,8 +91,8 @@ static void start(struct process *p, struct esp_load_texts *texts)
     esp_error err;
 
     /* caches so small that they are full when memory is first looked at */
-    PROCESS(p, "--parallel", "16", "--queue", "192", "--ctx", "512", "--cache-ram", "32MiB",
-            "--stream-buffer", "64KiB");
+    PROCESS(p, "--parallel", "16", "--queue", "192", "--ctx", "512", "--cache-ram", "32MiB", "--replay-bytes",
+            "256KiB", "--stream-buffer", "64KiB");
     o = opts(p, texts);
     test_ok(esp_load_texts_learn(texts, &o, N_BODIES, &err), &err);
 }
