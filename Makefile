@@ -6,8 +6,10 @@
 PREFIX  = /usr/local
 DESTDIR =
 JOBS    =
+CUDA    =
 PROMPT  = Repeat: river stone candle garden
 export PROMPT JOBS DESTDIR
+CUDA_FLAG = $(if $(CUDA),-DESPALIER_CUDA=ON)
 
 .DEFAULT_GOAL := help
 .PHONY: help demo build test check asan tsan format install clean
@@ -22,16 +24,16 @@ help:
 	@echo 'make format    clang-format over the tree'
 	@echo 'make install   into PREFIX=$(PREFIX), below DESTDIR when given'
 	@echo 'make clean     remove build/'
-	@echo 'Variables: PROMPT, JOBS (parallel compilers), PREFIX, DESTDIR. The whole pipeline: .ci/run'
+	@echo 'Variables: PROMPT, JOBS (parallel compilers), CUDA=1 (with the CUDA backend; needs nvcc), PREFIX, DESTDIR. The whole pipeline: .ci/run'
 
 demo:
 	@scripts/deps.sh run
-	@scripts/build.sh release
+	@scripts/build.sh release $(CUDA_FLAG)
 	@scripts/demo.sh
 
 build:
 	@scripts/deps.sh run
-	@scripts/build.sh release
+	@scripts/build.sh release $(CUDA_FLAG)
 	@echo 'built: build/release'
 
 test:
@@ -60,7 +62,7 @@ format:
 
 install:
 	@scripts/deps.sh run
-	@scripts/build.sh release
+	@scripts/build.sh release $(CUDA_FLAG)
 	@cmake --install build/release --prefix '$(PREFIX)' >build/logs/install.log || { cat build/logs/install.log; exit 1; }
 	@echo 'installed below $(DESTDIR)$(PREFIX) (list: build/logs/install.log)'
 

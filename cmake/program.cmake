@@ -49,6 +49,15 @@ foreach(source IN LISTS PROGRAM_TESTS)
     add_dependencies(test_program_${short} espalier espalier_double)
 endforeach()
 
+# CUDA devices for tests: the CPU under their name.
+add_library(espalier_cuda_double MODULE tests/program/device/cuda_double.c)
+set_target_properties(espalier_cuda_double PROPERTIES PREFIX "")
+target_compile_definitions(espalier_cuda_double PRIVATE _GNU_SOURCE)
+target_link_libraries(espalier_cuda_double PRIVATE espalier_static espalier_objects_usage espalier_warnings)
+target_link_options(espalier_cuda_double PRIVATE -Wl,--exclude-libs,ALL)
+target_compile_definitions(test_program_device PRIVATE ESP_CUDA_DOUBLE="$<TARGET_FILE:espalier_cuda_double>")
+add_dependencies(test_program_device espalier_cuda_double)
+
 # Examples see the public header alone and are C99; each is a test on the bundled model.
 file(GLOB EXAMPLES CONFIGURE_DEPENDS examples/*.c)
 foreach(source IN LISTS EXAMPLES)

@@ -178,7 +178,8 @@ typedef struct esp_engine_opts {
     const char *state;
     uint32_t snapshots; /* recurrent-state snapshots kept for rewind, over all sequences; 0: 2 * max_seqs */
     uint64_t
-        memory_budget; /* bytes; refuse (ESP_ENOFIT, both numbers) when the plan needs more; 0: no limit */
+        memory_budget; /* bytes; refuse (ESP_ENOFIT, both numbers) when the plan needs more, of the machine's
+                          memory or of a device's; 0: what a device has free, no limit for the machine's */
     /* Scheduling. */
     uint32_t rows;  /* sequences generating at once, at most max_seqs; 0: max_seqs. Others wait */
     uint32_t queue; /* sequences that may wait; more are refused (ESP_ENOFIT); 0: max_seqs - rows */
@@ -210,7 +211,24 @@ typedef struct esp_engine_opts {
     const char *pack;
 } esp_engine_opts;
 
-/* Bytes an engine will take, computed without allocating anything; esp_engine_open() uses the same plan. */
+/* A processor that engines run on. */
+typedef struct esp_device {
+    char name[64];        /* "cpu", "cuda:0 (NVIDIA H200)" */
+    uint64_t memory;      /* bytes; 0: it works in the machine's memory */
+    uint64_t memory_free; /* that engines can still take */
+    double copy_rate;     /* bytes per second, read plus written, of copies in its memory; 0: not measured */
+} esp_device;
+/*
+ * Look at a device by the name that esp_engine_opts has for it. With measure, copies of up to a gigabyte are
+ * timed, which takes about a tenth of a second. ESP_EINVAL for other words, ESP_EDEVICE as for an engine.
+ */
+ESP_API esp_status esp_device_look(esp_device *out, const char *device, bool measure, esp_error *err);
+
+/*
+ * Bytes an engine will take in the memory of its device, computed without allocating anything;
+ * esp_engine_open() uses the same plan. On the CPU that is the machine's memory and everything is in it;
+ * beside another device the machine's memory holds what `host` says, most of it the mapped weights.
+ */
 typedef struct esp_memory_plan {
     uint64_t weights;            /* mapped or copied */
     uint64_t kv_per_token;       /* behind kv_start */
@@ -223,7 +241,8 @@ typedef struct esp_memory_plan {
     uint64_t speculation; /* the drafter's weights, states and scratch, journals, rows of logits for drafts */
     uint64_t fixed;       /* tokenizer, tables, program */
     uint64_t adapters;    /* as adapter_bytes says */
-    uint64_t total;
+    uint64_t total;       /* weights, pools, scratch, speculation, fixed, adapters */
+    uint64_t host;        /* beside it in the machine's memory, with a device that has its own */
 } esp_memory_plan;
 ESP_API esp_status esp_engine_plan(const esp_model *m, const esp_engine_opts *opts, esp_memory_plan *out,
                                    esp_error *err);

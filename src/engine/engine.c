@@ -13,21 +13,39 @@
 #include "engine/cache.h"
 #include "engine/spec.h"
 
-static esp_status check_budget(const struct esp_model *m, const esp_engine_opts *o, esp_error *err)
+static esp_status no_fit(const esp_memory_plan *p, uint64_t most, const char *what, esp_error *err)
 {
-    esp_memory_plan p;
-
-    if (o->memory_budget == 0)
-        return ESP_OK;
-    ESP_TRY(esp_engine_plan(m, o, &p, err));
-    if (p.total <= o->memory_budget)
-        return ESP_OK;
     return esp_fail(err, ESP_ENOFIT,
                     "needs %" PRIu64 " bytes (weights %" PRIu64 ", KV %" PRIu64 ", state %" PRIu64
-                    ", scratch %" PRIu64 ", speculation %" PRIu64 ", adapters %" PRIu64
-                    "), the budget is %" PRIu64 "; lower the context, the chunk or the number of sequences",
-                    p.total, p.weights, p.kv_pool, p.state_pool, p.scratch, p.speculation, p.adapters,
-                    o->memory_budget);
+                    ", scratch %" PRIu64 ", speculation %" PRIu64 ", adapters %" PRIu64 "), %s is %" PRIu64
+                    "; lower the context, the chunk or the number of sequences",
+                    p->total, p->weights, p->kv_pool, p->state_pool, p->scratch, p->speculation, p->adapters,
+                    what, most);
+}
+
+/* The plan against the budget and against what a device has. */
+static esp_status check_budget(const struct esp_model *m, const esp_engine_opts *o, esp_error *err)
+{
+    const bool device = o->device && strcmp(o->device, "cpu") != 0;
+    esp_memory_plan p;
+    esp_device d = {0};
+
+    if (o->memory_budget == 0 && !device)
+        return ESP_OK;
+    ESP_TRY(esp_engine_plan(m, o, &p, err));
+    if (o->memory_budget && p.total > o->memory_budget)
+        return no_fit(&p, o->memory_budget, "the budget", err);
+    if (o->memory_budget && p.host > o->memory_budget)
+        return esp_fail(err, ESP_ENOFIT,
+                        "needs %" PRIu64 " bytes of the machine's memory beside device %s, the budget is "
+                        "%" PRIu64,
+                        p.host, o->device, o->memory_budget);
+    if (!device)
+        return ESP_OK;
+    ESP_TRY(esp_device_look(&d, o->device, false, err));
+    if (p.total <= d.memory_free)
+        return ESP_OK;
+    return no_fit(&p, d.memory_free, "the free memory of the device", err);
 }
 
 static esp_status allocate(struct esp_engine *g, esp_error *err)

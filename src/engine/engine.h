@@ -163,6 +163,13 @@ struct esp_engine_shape {
 };
 esp_status esp_engine_shape(const struct esp_model *m, const esp_engine_opts *o, struct esp_engine_shape *out,
                             esp_error *err);
+/* Bytes of a net's weights in the memory of the device that runs its tape. */
+uint64_t esp_engine_weights(const struct esp_dev *dev, const struct esp_net *net, const struct esp_tape *t);
+
+/* ---- device.c ---- */
+
+/* What the device of the options cannot do is refused, before it is opened. */
+esp_status esp_engine_check_device(const struct esp_model *m, const esp_engine_opts *o, esp_error *err);
 /* The device that resolved options name. */
 esp_status esp_engine_device(struct esp_dev **out, const struct esp_model *m, const esp_engine_opts *o,
                              esp_error *err);

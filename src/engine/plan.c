@@ -98,75 +98,6 @@ static esp_status resolve_cache(esp_engine_opts *o, esp_error *err)
     return ESP_OK;
 }
 
-/* "cuda" or "cuda:N"; other words are refused before anything is opened. */
-static esp_status parse_device(const char *name, bool *cuda, uint32_t *index, esp_error *err)
-{
-    uint32_t n = 0;
-
-    *cuda = false;
-    *index = 0;
-    if (!name || strcmp(name, "cpu") == 0)
-        return ESP_OK;
-    *cuda = true;
-    if (strcmp(name, "cuda") == 0)
-        return ESP_OK;
-    if (strncmp(name, "cuda:", 5) == 0 && name[5]) {
-        size_t i = 5;
-
-        for (; name[i] >= '0' && name[i] <= '9' && n < 1000; i++)
-            n = n * 10 + (uint32_t)(name[i] - '0');
-        *index = n;
-        if (name[i] == 0)
-            return ESP_OK;
-    }
-    return esp_fail(err, ESP_EINVAL, "device \"%s\"; accepted: cpu, cuda, cuda:N", name);
-}
-
-esp_status esp_engine_device(struct esp_dev **out, const struct esp_model *m, const esp_engine_opts *o,
-                             esp_error *err)
-{
-    uint32_t index;
-    bool cuda;
-
-    ESP_TRY(parse_device(o->device, &cuda, &index, err));
-    return cuda ? esp_cuda_open(out, index, err) : esp_cpu_open(out, m->level, m->n_thread, err);
-}
-
-static esp_status parse_state(const esp_engine_opts *o, enum esp_recurrent *out, esp_error *err)
-{
-    *out = ESP_RECURRENT_F32;
-    return o->state ? esp_recurrent_parse(out, o->state, err) : ESP_OK;
-}
-
-/* What a device cannot do is refused before it is opened. */
-static esp_status check_device(const struct esp_model *m, const esp_engine_opts *o, esp_error *err)
-{
-    struct esp_layout l = m->net->layout;
-    char name[ESP_KV_NAME];
-    uint32_t index;
-    bool cuda;
-
-    ESP_TRY(parse_device(o->device, &cuda, &index, err));
-    if (!cuda)
-        return ESP_OK;
-    ESP_TRY(parse_state(o, &l.state, err));
-    if (l.state != ESP_RECURRENT_F32)
-        return esp_fail(err, ESP_EUNSUPPORTED,
-                        "device %s keeps recurrent states as f32; state %s is for device cpu", o->device,
-                        o->state);
-    if (o->pack && strcmp(o->pack, "auto") != 0)
-        return esp_fail(err, ESP_EUNSUPPORTED,
-                        "device %s has weights in its own order; pack %s is for device cpu", o->device,
-                        o->pack);
-    ESP_TRY(esp_kv_choose(&l, &m->net->config, o->kv, err));
-    if (l.kv != ESP_KV_CODED)
-        return ESP_OK;
-    esp_kv_describe(&l, name);
-    return esp_fail(err, ESP_EUNSUPPORTED,
-                    "device %s keeps keys and values as bf16 or f32; kv %s is for device cpu", o->device,
-                    name);
-}
-
 esp_status esp_engine_resolve(const struct esp_model *m, const esp_engine_opts *in, esp_engine_opts *out,
                               esp_error *err)
 {
@@ -206,7 +137,7 @@ esp_status esp_engine_resolve(const struct esp_model *m, const esp_engine_opts *
     ESP_TRY(resolve_scheduling(&o, err));
     ESP_TRY(resolve_cache(&o, err));
     ESP_TRY(esp_spec_resolve(m, &o, err));
-    ESP_TRY(check_device(m, &o, err));
+    ESP_TRY(esp_engine_check_device(m, &o, err));
     *out = o;
     return ESP_OK;
 }
@@ -234,7 +165,9 @@ esp_status esp_engine_shape(const struct esp_model *m, const esp_engine_opts *o,
     memset(out, 0, sizeof *out);
     out->layout = m->net->layout;
     ESP_TRY(esp_kv_choose(&out->layout, &m->net->config, o->kv, err));
-    ESP_TRY(parse_state(o, &out->layout.state, err));
+    out->layout.state = ESP_RECURRENT_F32;
+    if (o->state)
+        ESP_TRY(esp_recurrent_parse(&out->layout.state, o->state, err));
     out->layout.kv_start = o->kv_start;
     /* With a ledger, sequences without a row lend their slots. */
     if (out->layout.n_delta)
@@ -267,28 +200,39 @@ static uint64_t fixed_bytes(const struct esp_model *m, const esp_engine_opts *o)
     return b;
 }
 
+uint64_t esp_engine_weights(const struct esp_dev *dev, const struct esp_net *net, const struct esp_tape *t)
+{
+    return dev->ops->weight_bytes ? dev->ops->weight_bytes(dev, t) : esp_net_weight_bytes(net);
+}
+
 static esp_status fill_plan(const struct esp_model *m, const esp_engine_opts *o, struct esp_dev *dev,
                             esp_memory_plan *p, esp_error *err)
 {
     struct esp_engine_shape shape;
     const struct esp_layout *l = &shape.layout;
+    const uint64_t logits = (uint64_t)o->rows * m->net->tape.n_vocab * sizeof(float);
     size_t scratch;
 
     ESP_TRY(esp_engine_shape(m, o, &shape, err));
     ESP_TRY(dev->ops->plan_bytes(dev, &m->net->tape, l, &shape.plan, &scratch, err));
     *p = (esp_memory_plan){
-        .weights = esp_net_weight_bytes(m->net),
+        .weights = esp_engine_weights(dev, m->net, &m->net->tape),
         .kv_per_token = esp_layout_kv_per_token(l),
         .kv_start = (uint64_t)l->exact_pages * l->page_bytes,
         .state_per_seq = esp_layout_state_bytes(l),
         .chunk_rows_per_seq = esp_layout_open_bytes(l),
         .kv_pool = (uint64_t)shape.pools.n_page * l->page_bytes,
         .state_pool = (uint64_t)shape.pools.n_slot * l->slot_bytes,
-        .scratch = scratch + (uint64_t)o->rows * m->net->tape.n_vocab * sizeof(float),
-        .fixed = fixed_bytes(m, o),
+        .scratch = scratch,
         .adapters = o->adapter_bytes,
     };
     ESP_TRY(esp_spec_bytes(m, o, &shape, dev, &p->speculation, err));
+    if (dev->ops->memory) {
+        p->host = fixed_bytes(m, o) + logits + esp_net_weight_bytes(m->net);
+    } else {
+        p->fixed = fixed_bytes(m, o);
+        p->scratch += logits;
+    }
     p->total = p->weights + p->kv_pool + p->state_pool + p->scratch + p->speculation + p->fixed + p->adapters;
     return ESP_OK;
 }

@@ -93,9 +93,18 @@ static bool speculates(const struct esp_options *o)
     return strcmp(o->v[OPT_SPEC].s, "off") != 0;
 }
 
+static const char *level_of(const struct esp_bench_context *c)
+{
+    const struct esp_opt_value *cpu = &c->session->opt->v[OPT_CPU];
+
+    return cpu->i ? cpu->s : c->machine->level;
+}
+
 void esp_bench_head(FILE *f, enum esp_bench_format format, const struct esp_bench_context *c)
 {
     const struct esp_options *o = c->session->opt;
+    const esp_device *d = &c->session->about;
+    const bool device = d->memory != 0;
 
     if (format == ESP_BENCH_CSV)
         put(f, "model,weights,test,prompt,gen,batch,depth,threads,kv,act,reps,mean_tps,sd_tps,median_tps,"
@@ -105,9 +114,9 @@ void esp_bench_head(FILE *f, enum esp_bench_format format, const struct esp_benc
         return;
     put(f, "espalier %s, %s, %s, %u threads, %s\n", esp_version(), c->session->shown,
         c->session->info.weights, c->threads, c->machine->cpu);
-    put(f, "level %s, kv %s, act %s, spec %s, read bandwidth %.2f GB/s\n\n",
-        o->v[OPT_CPU].i ? o->v[OPT_CPU].s : c->machine->level, o->v[OPT_KV].s, o->v[OPT_ACT].s,
-        o->v[OPT_SPEC].s, c->bandwidth / 1e9);
+    put(f, "%s%s, kv %s, act %s, spec %s, %s bandwidth %.2f GB/s\n\n", device ? "device " : "level ",
+        device ? d->name : level_of(c), o->v[OPT_KV].s, o->v[OPT_ACT].s, o->v[OPT_SPEC].s,
+        device ? "copy" : "read", c->bandwidth / 1e9);
     put(f,
         "| test | tokens/s | median | TTFT ms | ms/token p50 | p95 | MB/token | bandwidth | peak MiB |%s\n",
         speculates(o) ? " drafts right |" : "");
@@ -125,14 +134,15 @@ static json_t *record(const struct esp_bench_context *c, const struct esp_bench_
 
     for (size_t i = 0; i < r->n_sample; i++)
         json_array_append_new(samples, json_real(r->samples[i]));
-    json_object_update_new(
-        j, json_pack("{s:I,s:I,s:I,s:I,s:i,s:s,s:s,s:s,s:s}", "prompt", (json_int_t)r->prompt, "gen",
-                     (json_int_t)r->gen, "batch", (json_int_t)r->batch, "depth", (json_int_t)r->depth,
-                     "threads", c->threads, "level", o->v[OPT_CPU].i ? o->v[OPT_CPU].s : c->machine->level,
-                     "kv", o->v[OPT_KV].s, "act", o->v[OPT_ACT].s, "cpu", c->machine->cpu));
-    json_object_update_new(j, json_pack("{s:s,s:I,s:I,s:I}", "spec", o->v[OPT_SPEC].s, "spec_rounds",
-                                        (json_int_t)r->rounds, "spec_drafted", (json_int_t)r->drafted,
-                                        "spec_accepted", (json_int_t)r->accepted));
+    json_object_update_new(j,
+                           json_pack("{s:I,s:I,s:I,s:I,s:i,s:s,s:s,s:s,s:s}", "prompt", (json_int_t)r->prompt,
+                                     "gen", (json_int_t)r->gen, "batch", (json_int_t)r->batch, "depth",
+                                     (json_int_t)r->depth, "threads", c->threads, "level", level_of(c), "kv",
+                                     o->v[OPT_KV].s, "act", o->v[OPT_ACT].s, "cpu", c->machine->cpu));
+    json_object_update_new(j,
+                           json_pack("{s:s,s:s,s:I,s:I,s:I}", "device", c->session->about.name, "spec",
+                                     o->v[OPT_SPEC].s, "spec_rounds", (json_int_t)r->rounds, "spec_drafted",
+                                     (json_int_t)r->drafted, "spec_accepted", (json_int_t)r->accepted));
     json_object_update_new(
         j, json_pack("{s:f,s:f,s:f,s:o,s:f,s:f,s:f,s:f,s:f,s:f,s:I}", "mean_tps", r->mean, "sd_tps", r->sd,
                      "median_tps", r->median, "samples_tps", samples, "ttft_s", r->ttft_s, "p50_s", r->p50_s,

@@ -8,6 +8,8 @@
 
 #include <stdio.h>
 
+#include "program/device.h"
+
 uint64_t esp_fit_tokens(uint32_t ctx, uint32_t rows)
 {
     return ((uint64_t)ctx + 255) / 256 * 256 * rows;
@@ -102,6 +104,9 @@ json_t *esp_fit_suggestions(const struct esp_fit *f)
                                               "shorter conversations"));
     }
     suggest_kv(f, list);
+    if (f->session->about.memory)
+        json_array_append_new(list, json_pack("{s:s,s:I,s:s}", "change", "--device cpu", "gain_bytes",
+                                              (json_int_t)f->plan.total, "cost", "slower"));
     return list;
 }
 
@@ -124,13 +129,33 @@ static json_t *kv_schemes(const struct esp_fit *f)
     return o;
 }
 
+bool esp_fit_fits(const struct esp_fit *f)
+{
+    return f->plan.total <= f->budget &&
+           (f->machine.ram_available == 0 || f->plan.host <= f->machine.ram_available);
+}
+
+/* The device that was chosen, when it has memory of its own. */
+static json_t *devices(const struct esp_fit *f)
+{
+    const esp_device *d = &f->session->about;
+
+    return d->memory ? json_pack("[{s:s,s:s,s:I,s:I}]", "id", esp_device_id(f->session), "name", d->name,
+                                 "memory", (json_int_t)d->memory, "memory_free", (json_int_t)d->memory_free)
+                     : json_array();
+}
+
 json_t *esp_fit_document(const struct esp_fit *f)
 {
     const esp_memory_plan *p = &f->plan;
     const esp_model_info *m = &f->session->info;
     const uint64_t state_row = p->state_per_seq + p->chunk_rows_per_seq;
-    const bool fits = p->total <= f->budget;
-    json_t *doc = json_pack("{s:b,s:s?}", "fits", fits, "limiting", fits ? NULL : "host");
+    const bool fits = esp_fit_fits(f);
+    const char *device = esp_device_id(f->session);
+    json_t *doc = json_pack("{s:b,s:s?}", "fits", fits, "limiting",
+                            fits                   ? NULL
+                            : p->total > f->budget ? device
+                                                   : "host");
 
     json_object_set_new(doc, "model",
                         json_pack("{s:s,s:s,s:s,s:s,s:I,s:i,s:i,s:i}", "name", f->session->shown, "arch",
@@ -138,21 +163,21 @@ json_t *esp_fit_document(const struct esp_fit *f)
                                   (json_int_t)m->n_params, "layers", m->n_layer, "full_layers",
                                   m->n_full_layer, "context", m->context));
     json_object_set_new(doc, "machine",
-                        json_pack("{s:s,s:i,s:I,s:I,s:[]}", "cpu", f->machine.cpu, "cores", f->machine.cores,
+                        json_pack("{s:s,s:i,s:I,s:I,s:o}", "cpu", f->machine.cpu, "cores", f->machine.cores,
                                   "ram", (json_int_t)f->machine.ram, "ram_available",
-                                  (json_int_t)f->machine.ram_available, "devices"));
+                                  (json_int_t)f->machine.ram_available, "devices", devices(f)));
     json_object_set_new(doc, "placement",
-                        json_pack("[{s:s,s:i,s:I}]", "device", "host", "layers", m->n_layer, "bytes",
+                        json_pack("[{s:s,s:i,s:I}]", "device", device, "layers", m->n_layer, "bytes",
                                   (json_int_t)p->weights));
     json_object_set_new(
         doc, "terms",
-        json_pack("{s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:I}", "weights", (json_int_t)p->weights,
+        json_pack("{s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:I}", "weights", (json_int_t)p->weights,
                   "kv_per_token", (json_int_t)p->kv_per_token, "state_per_row", (json_int_t)p->state_per_seq,
                   "chunk_rows_per_row", (json_int_t)p->chunk_rows_per_seq, "kv", (json_int_t)p->kv_pool,
                   "states", (json_int_t)p->state_pool, "checkpoints",
                   (json_int_t)(p->state_pool > f->rows * state_row ? p->state_pool - f->rows * state_row : 0),
                   "transient", (json_int_t)p->scratch, "speculation", (json_int_t)p->speculation, "fixed",
-                  (json_int_t)p->fixed, "adapters", (json_int_t)p->adapters));
+                  (json_int_t)p->fixed, "adapters", (json_int_t)p->adapters, "host", (json_int_t)p->host));
     json_object_set_new(doc, "at",
                         json_pack("{s:i,s:i,s:I,s:I,s:I}", "ctx", f->ctx, "rows", f->rows, "total_bytes",
                                   (json_int_t)p->total, "budget_bytes", (json_int_t)f->budget,

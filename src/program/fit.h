@@ -25,6 +25,8 @@ struct esp_fit {
 uint64_t esp_fit_tokens(uint32_t ctx, uint32_t rows);
 /* Fill in the longest contexts and most rows; everything above them must be there. */
 esp_status esp_fit_search(struct esp_fit *f, esp_error *err);
+/* Whether the plan fits into the budget, and what it needs beside a device into the machine's memory. */
+bool esp_fit_fits(const struct esp_fit *f);
 /* Changes of flags that would lower the plan, with what they gain: a JSON array. */
 json_t *esp_fit_suggestions(const struct esp_fit *f);
 /* The report as a new JSON object. */

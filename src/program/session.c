@@ -21,6 +21,7 @@
 #include "base/mem.h"
 #include "base/strbuf.h"
 
+#include "program/device.h"
 #include "program/machine.h"
 #include "program/model_find.h"
 #include "program/output.h"
@@ -179,6 +180,7 @@ esp_status esp_session_open(struct esp_session *s, const struct esp_options *opt
     s->opt = opt;
     esp_set_log(on_log, NULL);
     ESP_TRY(parse_spec(opt, &spec, &draft, err));
+    ESP_TRY(esp_device_choose(s, err));
     if (opt->v[OPT_CPU].i > 0)
         mo.cpu_level = opt->v[OPT_CPU].s;
     mo.chat_template_file = opt->v[OPT_CHAT_TEMPLATE].s;
@@ -222,6 +224,7 @@ void esp_session_engine_opts(struct esp_session *s)
         .spec_min_rate = (float)o->v[OPT_SPEC_MIN_RATE].f,
         .draft_model = s->draft,
     };
+    esp_device_settle(s);
     if (o->v[OPT_MEMORY_BUDGET].given) {
         char text[32];
 

@@ -22,6 +22,9 @@ struct esp_session {
     esp_model *draft; /* of --spec draft:MODEL, or NULL */
     esp_model_info info;
     struct esp_adapters adapters;
+    const char *device; /* as engine_opts has it: chosen by --device */
+    bool auto_device;   /* not by its name */
+    esp_device about;   /* that device */
     esp_engine *engine; /* NULL until esp_session_engine() */
     esp_engine_opts engine_opts;
     struct esp_progress progress; /* while loading */

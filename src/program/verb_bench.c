@@ -267,6 +267,19 @@ static esp_status measure(struct bench *b, struct esp_bench_row *r, esp_error *e
 
 /* ---- the verb ---- */
 
+/* How fast the memory is that steps read: a device's by copies, as that is what it does best. */
+static esp_status measure_memory(struct bench *b, esp_error *err)
+{
+    esp_device d;
+
+    esp_say_detail("measuring the memory");
+    if (b->session.about.memory == 0)
+        return esp_machine_bandwidth(&b->machine, b->context.threads, &b->context.bandwidth, err);
+    ESP_TRY(esp_device_look(&d, b->session.device, true, err));
+    b->context.bandwidth = d.copy_rate;
+    return ESP_OK;
+}
+
 static esp_status prepare(struct bench *b, esp_error *err)
 {
     const uint32_t wanted = (uint32_t)b->opt->v[OPT_THREADS].i;
@@ -277,10 +290,9 @@ static esp_status prepare(struct bench *b, esp_error *err)
     b->context.threads = wanted ? wanted : b->machine.cores;
     b->context.session = &b->session;
     b->context.machine = &b->machine;
-    esp_say_detail("measuring the read bandwidth");
-    ESP_TRY(esp_machine_bandwidth(&b->machine, b->context.threads, &b->context.bandwidth, err));
     ESP_TRY(esp_session_open(&b->session, b->opt, err));
     ESP_TRY(size_engine(b, &longest, err));
+    ESP_TRY(measure_memory(b, err));
     ESP_TRY(allocate(b, longest, err));
     ESP_TRY(esp_engine_plan(b->session.model, &b->session.engine_opts, &b->plan, err));
     return esp_session_engine(&b->session, err);

@@ -11,6 +11,8 @@
 
 #include <jansson.h>
 
+#include "espalier/espalier.h"
+
 #include "kernels/kernels.h"
 
 #include "program/machine.h"
@@ -126,6 +128,44 @@ static json_t *json_paths(const struct esp_kernels *k)
     return list;
 }
 
+/* ---- CUDA devices ---- */
+
+/* Device n in out, or why there is none. Numbers have no gaps. */
+static esp_status cuda_device(uint32_t n, esp_device *out, esp_error *err)
+{
+    char name[16];
+
+    snprintf(name, sizeof name, "cuda:%u", n);
+    return esp_device_look(out, name, false, err);
+}
+
+static void json_cuda(json_t *list)
+{
+    esp_device d;
+
+    for (uint32_t i = 0; cuda_device(i, &d, NULL) == ESP_OK; i++)
+        json_array_append_new(list, json_pack("{s:o,s:s,s:I,s:I}", "id", json_sprintf("cuda:%u", i), "name",
+                                              d.name, "memory", (json_int_t)d.memory, "memory_available",
+                                              (json_int_t)d.memory_free));
+}
+
+static void print_cuda(bool why)
+{
+    esp_error err = {0};
+    uint32_t i = 0;
+    esp_device d;
+
+    for (; cuda_device(i, &d, &err) == ESP_OK; i++) {
+        char all[32], left[32];
+
+        esp_out_printf("\n%s\n%-10s %s\n%-10s %s\n", d.name, "memory",
+                       esp_format_bytes(all, sizeof all, (double)d.memory), "available",
+                       esp_format_bytes(left, sizeof left, (double)d.memory_free));
+    }
+    if (i == 0 && why)
+        esp_out_printf("\nno CUDA device: %s\n", err.message);
+}
+
 int esp_verb_devices(const struct esp_options *o)
 {
     const uint32_t wanted = (uint32_t)o->v[OPT_THREADS].i;
@@ -153,17 +193,20 @@ int esp_verb_devices(const struct esp_options *o)
             return esp_report(s, &err);
     }
     if (esp_out_is_json()) {
-        json_t *device = json_pack("{s:s,s:s,s:s,s:s,s:s,s:i,s:i,s:{s:I,s:I,s:I},s:I,s:I}", "id", "cpu",
-                                   "name", m.cpu, "arch", m.arch, "features", m.features, "level", m.level,
-                                   "cores", m.cores, "threads", m.threads, "cache", "l1d", (json_int_t)m.l1d,
-                                   "l2", (json_int_t)m.l2, "l3", (json_int_t)m.l3, "memory",
-                                   (json_int_t)m.ram, "memory_available", (json_int_t)m.ram_available);
+        json_t *list,
+            *device = json_pack("{s:s,s:s,s:s,s:s,s:s,s:i,s:i,s:{s:I,s:I,s:I},s:I,s:I}", "id", "cpu", "name",
+                                m.cpu, "arch", m.arch, "features", m.features, "level", m.level, "cores",
+                                m.cores, "threads", m.threads, "cache", "l1d", (json_int_t)m.l1d, "l2",
+                                (json_int_t)m.l2, "l3", (json_int_t)m.l3, "memory", (json_int_t)m.ram,
+                                "memory_available", (json_int_t)m.ram_available);
 
         if (bandwidth > 0)
             json_object_set_new(device, "read_bytes_per_s", json_real(bandwidth));
         if (o->v[OPT_VERBOSE].i)
             json_object_set_new(device, "products", json_paths(&k));
-        esp_out_json(json_pack("{s:[o]}", "devices", device));
+        list = json_pack("[o]", device);
+        json_cuda(list);
+        esp_out_json(json_pack("{s:o}", "devices", list));
         return 0;
     }
     esp_out_printf("%-10s %s\n%-10s %s\n%-10s %s (kernels: %s)\n%-10s %u, %u threads\n", "cpu", m.cpu, "arch",
@@ -177,5 +220,6 @@ int esp_verb_devices(const struct esp_options *o)
         esp_out_printf("%-10s %.2f GB/s reading with %u threads\n", "bandwidth", bandwidth / 1e9, threads);
     if (o->v[OPT_VERBOSE].i)
         print_paths(&k);
+    print_cuda(o->v[OPT_VERBOSE].i > 0);
     return 0;
 }

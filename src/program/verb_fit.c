@@ -7,6 +7,7 @@
 
 #include <stdio.h>
 
+#include "program/device.h"
 #include "program/fit.h"
 #include "program/output.h"
 #include "program/session.h"
@@ -21,6 +22,7 @@ static void row(const char *name, uint64_t bytes, const char *note)
 static void table(const struct esp_fit *f, bool fits)
 {
     const esp_memory_plan *p = &f->plan;
+    const bool device = f->session->about.memory != 0;
     const double headroom = (double)f->budget - (double)p->total;
     char note[96], text[32];
     json_t *list;
@@ -41,11 +43,17 @@ static void table(const struct esp_fit *f, bool fits)
     row("scratch", p->scratch, "");
     if (p->speculation)
         row("speculation", p->speculation, f->session->opt->v[OPT_SPEC].s);
-    row("fixed", p->fixed, "");
+    if (p->fixed)
+        row("fixed", p->fixed, "");
     if (f->session->adapters.n)
         row("adapters", p->adapters, "");
     row("total", p->total, "");
-    row(f->session->opt->v[OPT_MEMORY_BUDGET].given ? "budget" : "available memory", f->budget, "");
+    row(f->session->opt->v[OPT_MEMORY_BUDGET].given ? "budget"
+        : device                                    ? "free on the device"
+                                                    : "available memory",
+        f->budget, device ? f->session->about.name : "");
+    if (device)
+        row("and in memory", p->host, "of the machine, most of it mapped weights");
     esp_out_printf("  %-22s %12s\n", "headroom", esp_format_bytes(text, sizeof text, headroom));
     esp_out_printf("longest context: %u tokens with 1 row", f->max_ctx_1);
     if (f->rows > 1)
@@ -76,7 +84,7 @@ static esp_status compute(struct esp_fit *f, struct esp_session *session, esp_er
     if (!f->ctx)
         f->ctx = limit < 32768 ? limit : 32768;
     f->rows = (uint32_t)o->v[OPT_ROWS].i;
-    f->budget = o->v[OPT_MEMORY_BUDGET].given ? o->v[OPT_MEMORY_BUDGET].size : f->machine.ram_available;
+    f->budget = o->v[OPT_MEMORY_BUDGET].given ? o->v[OPT_MEMORY_BUDGET].size : esp_device_room(session);
     if (!f->budget)
         return esp_fail(err, ESP_EIO,
                         "the system does not say how much memory is available; give --memory-budget");
@@ -100,7 +108,7 @@ int esp_verb_fit(const struct esp_options *o)
     if (s == ESP_OK)
         s = compute(&f, &session, &err);
     if (s == ESP_OK) {
-        fits = f.plan.total <= f.budget;
+        fits = esp_fit_fits(&f);
         if (esp_out_is_json())
             esp_out_json(esp_fit_document(&f));
         else

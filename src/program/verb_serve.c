@@ -15,6 +15,7 @@
 #include "base/hash.h"
 #include "base/map.h"
 #include "base/mem.h"
+#include "program/device.h"
 #include "program/fit.h"
 #include "program/output.h"
 #include "program/running.h"
@@ -74,16 +75,17 @@ static esp_status plan(struct serving *s, uint32_t context, uint64_t kv_tokens, 
     return esp_engine_plan(s->session.model, &s->session.engine_opts, &s->plan, err);
 }
 
-/* What may be used: as said, or what is free but for a margin that is left to the system. */
-static uint64_t budget_of(const struct esp_opt_value *v)
+/* What may be used: as said, or what is free but for a margin: of the machine's memory for the system, of a
+ * device's for what else draws or computes there. */
+static uint64_t budget_of(const struct serving *s)
 {
-    const uint64_t margin = v[OPT_FIT_MARGIN].size;
-    struct esp_machine machine;
+    const struct esp_opt_value *v = s->opt->v;
+    const uint64_t room = esp_device_room(&s->session),
+                   margin = s->session.about.memory ? v[OPT_FIT_MARGIN].size / 2 : v[OPT_FIT_MARGIN].size;
 
     if (v[OPT_MEMORY_BUDGET].given)
         return v[OPT_MEMORY_BUDGET].size;
-    esp_machine_read(&machine);
-    return machine.ram_available / 2 > margin ? machine.ram_available - margin : machine.ram_available;
+    return room / 2 > margin ? room - margin : room;
 }
 
 static uint64_t in_pages(uint64_t tokens)
@@ -102,7 +104,7 @@ static esp_status fit(struct serving *s, esp_error *err)
     const uint32_t rows = (uint32_t)v[OPT_PARALLEL].i, most = s->session.info.context;
     const uint32_t least = (uint32_t)v[OPT_MIN_CTX].i;
     uint32_t context = e->context ? e->context : most < 32768 ? most : 32768;
-    const uint64_t budget = s->budget = budget_of(v);
+    const uint64_t budget = s->budget = budget_of(s);
     uint64_t kv = in_pages(context) * rows;
     char need[32], have[32];
 
@@ -163,8 +165,9 @@ static void make_fingerprint(struct serving *s)
     uint64_t h = esp_hash(m->weights, strlen(m->weights), m->n_params);
 
     h = esp_hash(s->session.path, strlen(s->session.path), h ^ m->weight_bytes);
-    snprintf(s->fingerprint, sizeof s->fingerprint, "fp_%s_%012llx_%s", esp_version(),
-             (unsigned long long)(h & 0xffffffffffffU), s->session.engine_opts.act);
+    snprintf(s->fingerprint, sizeof s->fingerprint, "fp_%s_%012llx_%s%s", esp_version(),
+             (unsigned long long)(h & 0xffffffffffffU), s->session.engine_opts.act,
+             s->session.about.memory ? "_cuda" : "");
 }
 
 /* ---- called by the server ---- */
@@ -201,7 +204,8 @@ static esp_status load(void *user, struct esp_serve_engine *out, esp_error *err)
                                      .queue = s->session.engine_opts.queue,
                                      .kv_tokens = s->session.engine_opts.kv_tokens,
                                      .plan = s->plan,
-                                     .budget = s->budget};
+                                     .budget = s->budget,
+                                     .device = esp_device_id(&s->session)};
     return ESP_OK;
 }
 
@@ -246,23 +250,23 @@ static void print_ready(const struct serving *s)
     char weights[32], kv[32], states[32], all[32];
 
     if (esp_out_is_json()) {
-        esp_out_json(json_pack("{s:s,s:s,s:I,s:I,s:I,s:I,s:o}", "url", s->url, "model", s->o.model_id,
-                               "context", (json_int_t)e->context, "rows", (json_int_t)e->rows, "queue",
-                               (json_int_t)e->queue, "checkpoints", (json_int_t)e->checkpoints, "memory",
-                               memory_json(&s->plan)));
+        esp_out_json(json_pack("{s:s,s:s,s:s,s:I,s:I,s:I,s:I,s:o}", "url", s->url, "model", s->o.model_id,
+                               "device", esp_device_id(&s->session), "context", (json_int_t)e->context,
+                               "rows", (json_int_t)e->rows, "queue", (json_int_t)e->queue, "checkpoints",
+                               (json_int_t)e->checkpoints, "memory", memory_json(&s->plan)));
         esp_out_flush();
         return;
     }
-    esp_out_printf(
-        "url      %s\nmodel    %s (%s, %s)\ncontext  %u tokens, %llu in all rows\nrows     %u, %u may wait\n"
-        "memory   %s: weights %s, keys and values %s, states %s\ncache    %u checkpoints%s%s\n",
-        s->url, s->o.model_id, s->session.info.name, s->session.info.weights, e->context,
-        (unsigned long long)e->kv_tokens, e->rows, e->queue,
-        esp_format_bytes(all, sizeof all, (double)s->plan.total),
-        esp_format_bytes(weights, sizeof weights, (double)s->plan.weights),
-        esp_format_bytes(kv, sizeof kv, (double)s->plan.kv_pool),
-        esp_format_bytes(states, sizeof states, (double)s->plan.state_pool), e->checkpoints,
-        e->cache_dir ? ", files in " : "", e->cache_dir ? e->cache_dir : "");
+    esp_out_printf("url      %s\nmodel    %s (%s, %s)\ndevice   %s\ncontext  %u tokens, %llu in all "
+                   "rows\nrows     %u, %u may wait\n"
+                   "memory   %s: weights %s, keys and values %s, states %s\ncache    %u checkpoints%s%s\n",
+                   s->url, s->o.model_id, s->session.info.name, s->session.info.weights,
+                   s->session.about.name, e->context, (unsigned long long)e->kv_tokens, e->rows, e->queue,
+                   esp_format_bytes(all, sizeof all, (double)s->plan.total),
+                   esp_format_bytes(weights, sizeof weights, (double)s->plan.weights),
+                   esp_format_bytes(kv, sizeof kv, (double)s->plan.kv_pool),
+                   esp_format_bytes(states, sizeof states, (double)s->plan.state_pool), e->checkpoints,
+                   e->cache_dir ? ", files in " : "", e->cache_dir ? e->cache_dir : "");
     esp_out_flush();
 }
 

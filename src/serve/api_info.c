@@ -72,7 +72,8 @@ void esp_get_version(struct esp_call *c)
 #else
                              "gcc " __VERSION__,
 #endif
-                             "devices", "cpu"));
+                             "devices",
+                             c->s->device && strcmp(c->s->device, "host") != 0 ? c->s->device : "cpu"));
 }
 
 void esp_get_index(struct esp_call *c)
@@ -291,7 +292,7 @@ static json_t *memory_json(const struct esp_server *s, const esp_stats *t)
                      (json_int_t)p->adapters, "transient_peak_bytes", (json_int_t)p->scratch,
                      "headroom_bytes", (json_int_t)headroom, "pages_used", (json_int_t)t->pages_used,
                      "pages_total", (json_int_t)t->pages_total, "slots_used", (json_int_t)t->slots_used,
-                     "slots_total", (json_int_t)t->slots_total, "by_device", "device", "host", "total",
+                     "slots_total", (json_int_t)t->slots_total, "by_device", "device", s->device, "total",
                      (json_int_t)s->budget, "used", (json_int_t)used, "reserved", (json_int_t)p->total);
 }
 

@@ -245,7 +245,7 @@ static void memory(const struct page *p, const struct esp_server *s, const esp_s
     for (size_t i = 0; i < sizeof kinds / sizeof kinds[0]; i++)
         two(p, "espalier:memory_bytes", "kind", kinds[i].kind, (double)kinds[i].bytes);
     head(p, "espalier:memory_headroom_bytes", "gauge");
-    line(p, "espalier:memory_headroom_bytes", "device", "host",
+    line(p, "espalier:memory_headroom_bytes", "device", s->device,
          s->budget > s->plan.total ? (double)(s->budget - s->plan.total) : 0.0);
 }
 

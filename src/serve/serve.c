@@ -140,6 +140,7 @@ static esp_status start_service(struct esp_server *s, const struct esp_serve_eng
     s->kv_tokens = made->kv_tokens;
     s->plan = made->plan;
     s->budget = made->budget;
+    s->device = made->device ? made->device : "host";
     esp_texts_units(s->engine, &s->units);
     esp_model_describe(s->model, &s->info);
     s->ends = esp_alloc_array(s->info.n_token + 1, sizeof *s->ends);

@@ -41,6 +41,7 @@ struct esp_serve_engine { /* what load made */
     uint64_t kv_tokens;
     esp_memory_plan plan; /* as the engine was opened; zeros: not known */
     uint64_t budget;      /* bytes that the plan kept to; 0: no bound */
+    const char *device;   /* whose memory that is: "host", "cuda:0"; NULL: host */
 };
 
 struct esp_serve_opts {

@@ -55,6 +55,7 @@ struct esp_server {
     uint64_t kv_tokens;
     esp_memory_plan plan; /* total 0: not known */
     uint64_t budget;
+    const char *device; /* "host", "cuda:0" */
     struct esp_text_bytes units;
     json_t *errors;  /* by code: how many */
     esp_token *ends; /* [n_end] ids that end a turn */

@@ -65,7 +65,8 @@ esp_status esp_cuda_open(struct esp_dev **out, uint32_t index, esp_error *err)
     library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
     if (!library)
         return esp_fail(err, ESP_EDEVICE,
-                        "the CUDA backend cannot be loaded: %s; set ESPALIER_CUDA_LIBRARY to its path",
+                        "the CUDA backend cannot be loaded: %s; build it with make build CUDA=1, or set "
+                        "ESPALIER_CUDA_LIBRARY to its path",
                         dlerror());
     *(void **)(void *)&entry = dlsym(library, ESP_CUDA_ENTRY);
     if (!entry)

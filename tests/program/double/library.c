@@ -251,6 +251,13 @@ esp_status esp_render_chat(const esp_model *m, const char *messages_json, const 
 
 /* ---- engines ---- */
 
+esp_status esp_device_look(esp_device *out, const char *device, bool measure, esp_error *err)
+{
+    (void)measure;
+    *out = (esp_device){.name = "cpu"};
+    return strcmp(device, "cpu") == 0 ? ESP_OK : esp_fail(err, ESP_EDEVICE, "the double has no %s", device);
+}
+
 esp_status esp_engine_plan(const esp_model *m, const esp_engine_opts *o, esp_memory_plan *out, esp_error *err)
 {
     (void)m;

@@ -144,6 +144,8 @@ esp_status cuda_weight_take(struct cuda_dev *d, const struct esp_weight *w, stru
 void cuda_weight_release(struct cuda_weight *w);
 /* Shape and cuts of a weight's copy on a device; codes and scales are NULL. */
 struct cu_weight cuda_weight_describe(const struct esp_weight *w);
+/* Of the tape's weights when packed, and of the memory that they go through. */
+uint64_t cuda_weight_bytes(const struct esp_dev *d, const struct esp_tape *t);
 
 /* plan.c */
 bool cuda_can(const struct esp_dev *d, const struct esp_op *op);

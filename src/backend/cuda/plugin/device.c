@@ -107,6 +107,17 @@ static esp_status dev_fill(struct esp_span dst, uint8_t value, esp_error *err)
     return ESP_OK;
 }
 
+static esp_status dev_memory(struct esp_dev *dev, uint64_t *left, uint64_t *total, esp_error *err)
+{
+    size_t l = 0, t = 0;
+
+    ESP_TRY(cuda_use((struct cuda_dev *)dev, err));
+    CUDA_TRY(cudaMemGetInfo(&l, &t), "asking for the memory");
+    *left = l;
+    *total = t;
+    return ESP_OK;
+}
+
 static void dev_close(struct esp_dev *dev)
 {
     struct cuda_dev *d = (struct cuda_dev *)dev;
@@ -135,6 +146,8 @@ static const struct esp_backend_ops cuda_ops = {
     .plan_free = cuda_plan_free,
     .run = cuda_run,
     .wait = cuda_wait,
+    .memory = dev_memory,
+    .weight_bytes = cuda_weight_bytes,
 };
 
 static esp_status check_count(uint32_t index, esp_error *err)

@@ -203,6 +203,29 @@ static esp_status upload(struct cuda_dev *d, const struct esp_weight *w, const s
     return s;
 }
 
+/* An op before this one has the same weight. */
+static bool seen(const struct esp_tape *t, uint32_t at)
+{
+    for (uint32_t i = 0; i < at; i++)
+        if (t->ops[i].w == t->ops[at].w)
+            return true;
+    return false;
+}
+
+uint64_t cuda_weight_bytes(const struct esp_dev *d, const struct esp_tape *t)
+{
+    uint64_t n = 0;
+
+    (void)d;
+    for (uint32_t i = 0; i < t->n_op; i++)
+        if (t->ops[i].w && !seen(t, i)) {
+            const struct cu_weight c = cuda_weight_describe(t->ops[i].w);
+
+            n += cu_packed_code_bytes(&c) + cu_packed_scale_bytes(&c);
+        }
+    return n ? n + STAGING_BYTES : 0;
+}
+
 static struct cuda_weight *find(struct cuda_dev *d, const struct esp_weight *w)
 {
     for (uint32_t i = 0; i < d->n_weight; i++)

@@ -1,0 +1,97 @@
+/*
+ * See the header. A device that was named must be there and able; one that was found by "auto" is taken when
+ * it is, and what speaks against it is said.
+ *
+ * SPDX-License-Identifier: MIT
+ */
+#include "program/device.h"
+
+#include <string.h>
+
+#include "program/machine.h"
+#include "program/output.h"
+
+static const char CPU[] = "cpu";
+
+/* Flags with which only the CPU works, before anything is opened; NULL: none is given. */
+static const char *cpu_only(const struct esp_options *o)
+{
+    static const enum esp_opt_id flags[] = {OPT_ADAPTER, OPT_ADAPTER_DIR, OPT_SECCOMP};
+
+    for (size_t i = 0; i < sizeof flags / sizeof flags[0]; i++) {
+        const struct esp_opt *opt = esp_opt_get(flags[i]);
+
+        if (esp_opt_for(opt, o->verb) &&
+            (opt->type == OPT_TYPE_BOOL ? o->v[flags[i]].on : o->v[flags[i]].given))
+            return opt->name;
+    }
+    return NULL;
+}
+
+esp_status esp_device_choose(struct esp_session *s, esp_error *err)
+{
+    const struct esp_options *o = s->opt;
+    const bool known = esp_opt_for(esp_opt_get(OPT_DEVICE), o->verb);
+    const char *word = known ? o->v[OPT_DEVICE].s : CPU, *flag = known ? cpu_only(o) : NULL;
+    esp_error why = {0};
+
+    s->auto_device = strcmp(word, "auto") == 0;
+    s->device = s->auto_device ? "cuda:0" : word;
+    if (flag && s->auto_device)
+        s->device = CPU;
+    if (flag && strcmp(s->device, CPU) != 0)
+        return esp_fail(err, ESP_EUNSUPPORTED,
+                        "--device %s and --%s: only the CPU has both; give --device cpu", word, flag);
+    if (esp_device_look(&s->about, s->device, false, &why) == ESP_OK)
+        return ESP_OK;
+    if (!s->auto_device)
+        return why.status == ESP_EINVAL
+                   ? esp_fail(err, ESP_EINVAL, "--device: '%.200s' is not one of auto, cpu, cuda, cuda:N",
+                              word)
+                   : esp_fail(err, why.status, "--device: %s", why.message);
+    esp_say_detail("computing on the CPU: %s", why.message);
+    s->device = CPU;
+    return esp_device_look(&s->about, s->device, false, err);
+}
+
+void esp_device_settle(struct esp_session *s)
+{
+    enum { SHORT = 4096 }; /* what does not fit with so little can only run elsewhere */
+    esp_engine_opts o = s->engine_opts;
+    esp_memory_plan p;
+    esp_error why = {0};
+
+    s->engine_opts.device = s->device;
+    if (!s->auto_device || s->about.memory == 0)
+        return;
+    o.device = s->device;
+    o.memory_budget = 0;
+    if (o.context == 0)
+        o.context = s->info.context < SHORT ? s->info.context : SHORT;
+    o.kv_start = o.kv_start < o.context ? o.kv_start : o.context;
+    if (esp_engine_plan(s->model, &o, &p, &why) == ESP_OK && p.total > s->about.memory_free)
+        esp_fail(&why, ESP_ENOFIT, "%llu bytes are needed there, %llu are free", (unsigned long long)p.total,
+                 (unsigned long long)s->about.memory_free);
+    if (why.status == ESP_OK) {
+        esp_say_detail("computing on %s", s->about.name);
+        return;
+    }
+    esp_say_warn("computing on the CPU instead of %s: %s", s->about.name, why.message);
+    s->engine_opts.device = s->device = CPU;
+    esp_device_look(&s->about, CPU, false, NULL);
+}
+
+uint64_t esp_device_room(const struct esp_session *s)
+{
+    struct esp_machine m;
+
+    if (s->about.memory)
+        return s->about.memory_free;
+    esp_machine_read(&m);
+    return m.ram_available;
+}
+
+const char *esp_device_id(const struct esp_session *s)
+{
+    return s->about.memory == 0 ? "host" : strcmp(s->device, "cuda") == 0 ? "cuda:0" : s->device;
+}
