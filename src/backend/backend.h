@@ -72,6 +72,9 @@ struct esp_backend_ops {
     void (*free)(struct esp_buf *b);
     /* Equal sizes; ordered after earlier runs and before later ones. */
     esp_status (*copy)(struct esp_span dst, struct esp_span src, esp_error *err);
+    /* n such copies, each dst_stride and src_stride bytes behind the one before, none overlapping another. */
+    esp_status (*copy_many)(struct esp_span dst, size_t dst_stride, struct esp_span src, size_t src_stride,
+                            uint32_t n, esp_error *err);
     /* Every byte of dst becomes value; ordered like copy. */
     esp_status (*fill)(struct esp_span dst, uint8_t value, esp_error *err);
     /* Whether the device can run an op with this weight. */

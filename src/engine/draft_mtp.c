@@ -44,11 +44,7 @@ struct mtp_seq {
 
 static esp_status check(const struct esp_model *m, const esp_engine_opts *o, esp_error *err)
 {
-    if (o->device && strcmp(o->device, "cpu") != 0)
-        return esp_fail(err, ESP_EUNSUPPORTED,
-                        "spec mtp on device %s: hidden rows are kept in memory of the host; "
-                        "ngram and a draft model are possible",
-                        o->device);
+    (void)o;
     if (m->net->mtp.n_op && m->net->layout.n_delta)
         return ESP_OK;
     return esp_fail(err, ESP_EINVAL,
@@ -181,11 +177,23 @@ static esp_status seq_open(struct esp_engine *g, void **data, esp_error *err)
 
 /* ---- hidden rows ---- */
 
-static float *tail_of(const struct esp_engine *g, uint32_t slot)
+/* The hidden row behind a slot's layers, read or written. False when the device failed: the row is of no
+ * use. */
+static bool move_tail(const struct esp_engine *g, uint32_t slot, float *row, bool write)
 {
     const struct esp_pools *m = &g->pools->mem;
+    const size_t n = ((const struct mtp *)g->spec.data)->width * sizeof *row;
+    struct esp_buf own = {.dev = g->dev, .host = row, .bytes = n};
+    const struct esp_span tail = {m->slots, slot * m->layout.slot_bytes + m->layout.tail_off, n},
+                          here = {&own, 0, n};
 
-    return (float *)(void *)((uint8_t *)m->slots->host + slot * m->layout.slot_bytes + m->layout.tail_off);
+    return g->dev->ops->copy(write ? tail : here, write ? here : tail, NULL) == ESP_OK;
+}
+
+/* A copy to a device is waited for: there the row goes into its slot only when something will read it. */
+static bool lazy(const struct esp_engine *g)
+{
+    return g->dev->ops->memory != NULL;
 }
 
 /* The state may have been taken over from elsewhere: then the pages have every row but the last, and the slot
@@ -193,16 +201,13 @@ static float *tail_of(const struct esp_engine *g, uint32_t slot)
 static void sync(struct esp_seq *s, uint32_t n, uint32_t slot)
 {
     struct mtp_seq *x = s->spec.data;
-    const struct mtp *m = s->engine->spec.data;
 
     if (x->n == n)
         return;
     x->n = n;
     x->n_row = n ? n - 1 : 0;
     x->n_lag = 0;
-    x->broken = false;
-    if (n)
-        memcpy(x->last, tail_of(s->engine, slot), m->width * sizeof(float));
+    x->broken = n && !move_tail(s->engine, slot, x->last, false);
 }
 
 /* Hidden row p, which waits, is the last one, or came with the pass that began at `from`. */
@@ -262,7 +267,8 @@ static void advance(struct esp_seq *s, uint32_t from, uint32_t n, const float *h
     memcpy(x->last, hidden + (size_t)(n - 1) * m->width, m->width * sizeof(float));
     x->n = from + n;
     /* A pass owns its slot alone, and nothing has shared it since. */
-    memcpy(tail_of(s->engine, v.slot), x->last, m->width * sizeof(float));
+    if (!lazy(s->engine) && !move_tail(s->engine, v.slot, x->last, true))
+        x->broken = true;
 }
 
 static void begin(struct esp_seq *s, const struct esp_batch_seq *pass)
@@ -276,9 +282,13 @@ static void settle(const struct esp_seq *s, uint32_t len)
     struct esp_state_view v;
 
     (void)len;
-    if (x->n != esp_state_length(s->state) || x->n_lag == 0)
+    if (x->n != esp_state_length(s->state) || x->n == 0)
         return;
     esp_state_peek(s->state, &v);
+    if (lazy(s->engine) && !move_tail(s->engine, v.slot, x->last, true))
+        x->broken = true;
+    if (x->n_lag == 0)
+        return;
     run_rows(s, v.pages, x->n_row + x->n_lag, x->n, NULL);
 }
 

@@ -253,20 +253,20 @@ static esp_status commit_conv(struct esp_state *s, uint32_t n_keep, uint32_t to,
     const struct esp_layout *l = &m->layout;
     enum { TAIL = ESP_CONV_TAPS - 1 };
 
-    for (uint32_t layer = 0; layer < l->n_delta; layer++) {
-        size_t from = s->slot * l->slot_bytes + layer * l->slot_layer + l->conv_off;
-        size_t dst = to * l->slot_bytes + layer * l->slot_layer + l->conv_off;
-        size_t j = ((size_t)s->journal * l->n_delta + layer) * m->journal_rows * l->conv_row;
+    for (uint32_t i = 0; i < TAIL; i++) {
+        const uint32_t row = i + n_keep;
+        const size_t own = s->slot * l->slot_bytes + l->conv_off + row * l->conv_row;
+        const size_t journal = (size_t)s->journal * l->n_delta * m->journal_rows * l->conv_row;
+        const struct esp_span dst = {m->slots, to * l->slot_bytes + l->conv_off + i * l->conv_row,
+                                     l->conv_row};
+        struct esp_span src = {m->slots, own, l->conv_row};
+        size_t stride = l->slot_layer;
 
-        for (uint32_t i = 0; i < TAIL; i++) {
-            uint32_t row = i + n_keep;
-            struct esp_span d = {m->slots, dst + i * l->conv_row, l->conv_row};
-            struct esp_span src = {m->slots, from + row * l->conv_row, l->conv_row};
-
-            if (row >= TAIL)
-                src = (struct esp_span){m->journals, j + (row - TAIL) * l->conv_row, l->conv_row};
-            ESP_TRY(s->pools->dev->ops->copy(d, src, err));
+        if (row >= TAIL) {
+            src = (struct esp_span){m->journals, journal + (row - TAIL) * l->conv_row, l->conv_row};
+            stride = (size_t)m->journal_rows * l->conv_row;
         }
+        ESP_TRY(s->pools->dev->ops->copy_many(dst, l->slot_layer, src, stride, l->n_delta, err));
     }
     return ESP_OK;
 }

@@ -49,6 +49,7 @@ esp_engine *test_drafts_engine(esp_engine_opts o)
     esp_engine *g;
     esp_error err;
 
+    o.device = getenv("ESPALIER_TEST_DEVICE");
     o.context = o.context ? o.context : CONTEXT;
     o.kv = test_drafts.keep.kv;
     o.kv_start = test_drafts.keep.kv_start;

@@ -55,6 +55,17 @@ static esp_status cpu_copy(struct esp_span dst, struct esp_span src, esp_error *
     return ESP_OK;
 }
 
+static esp_status cpu_copy_many(struct esp_span dst, size_t dst_stride, struct esp_span src,
+                                size_t src_stride, uint32_t n, esp_error *err)
+{
+    for (uint32_t i = 0; i < n; i++) {
+        ESP_TRY(cpu_copy(dst, src, err));
+        dst.off += dst_stride;
+        src.off += src_stride;
+    }
+    return ESP_OK;
+}
+
 static esp_status cpu_fill(struct esp_span dst, uint8_t value, esp_error *err)
 {
     if (dst.off > dst.buf->bytes || dst.bytes > dst.buf->bytes - dst.off)
@@ -87,6 +98,7 @@ static const struct esp_backend_ops cpu_ops = {
     .alloc = cpu_alloc,
     .free = cpu_free,
     .copy = cpu_copy,
+    .copy_many = cpu_copy_many,
     .fill = cpu_fill,
     .can = esp_cpu_can,
     .plan_bytes = esp_cpu_plan_bytes,

@@ -95,6 +95,31 @@ static esp_status dev_copy(struct esp_span dst, struct esp_span src, esp_error *
     return ESP_OK;
 }
 
+static bool inside_many(const struct esp_span *s, size_t stride, uint32_t n)
+{
+    const struct esp_span last = {s->buf, s->off + (n - 1) * stride, s->bytes};
+
+    return inside(s) && (n == 1 || (stride >= s->bytes && inside(&last)));
+}
+
+static esp_status dev_copy_many(struct esp_span dst, size_t dst_stride, struct esp_span src,
+                                size_t src_stride, uint32_t n, esp_error *err)
+{
+    struct cuda_dev *d = (struct cuda_dev *)(dst.buf->host ? src.buf->dev : dst.buf->dev);
+
+    if (n == 0)
+        return ESP_OK;
+    if (dst.bytes != src.bytes || !inside_many(&dst, dst_stride, n) || !inside_many(&src, src_stride, n))
+        return esp_fail(err, ESP_EINVAL, "%u copies of %zu bytes leave their buffers", n, dst.bytes);
+    ESP_TRY(cuda_use(d, err));
+    CUDA_TRY(cudaMemcpy2DAsync(address(&dst), dst_stride, address(&src), src_stride, dst.bytes, n,
+                               cudaMemcpyDefault, d->stream),
+             "copying");
+    if (dst.buf->host || src.buf->host)
+        CUDA_TRY(cudaStreamSynchronize(d->stream), "copying");
+    return ESP_OK;
+}
+
 static esp_status dev_fill(struct esp_span dst, uint8_t value, esp_error *err)
 {
     struct cuda_dev *d = (struct cuda_dev *)dst.buf->dev;
@@ -139,6 +164,7 @@ static const struct esp_backend_ops cuda_ops = {
     .alloc = dev_alloc,
     .free = dev_free,
     .copy = dev_copy,
+    .copy_many = dev_copy_many,
     .fill = dev_fill,
     .can = cuda_can,
     .plan_bytes = cuda_plan_bytes,
