@@ -193,6 +193,85 @@ static void profile(struct bench *b)
     }
 }
 
+/* ---- drafts by the model's own layer ---- */
+
+enum { DEPTH = 2 };
+
+/* One pass of n tokens of sequence 0 in plan p: of the trunk through a journal with its hidden rows, or of
+ * the draft layer with one logit row. */
+static void draft_pass(struct bench *b, struct esp_plan *p, uint32_t n, bool trunk, float *hidden)
+{
+    static int32_t ids[DEPTH + 1], pos[DEPTH + 1][3];
+    static const uint32_t all[DEPTH + 1] = {0, 1, 2};
+    const uint32_t at = esp_state_length(b->seqs[0]), last = n - 1;
+    struct esp_batch_seq seq;
+    struct esp_batch batch = {.n_tok = n,
+                              .ids = ids,
+                              .pos = (const int32_t(*)[3])pos,
+                              .seqs = &seq,
+                              .n_seq = 1,
+                              .out_rows = trunk ? all : &last,
+                              .n_out = trunk ? n : 1,
+                              .logits = b->logits,
+                              .input = trunk ? NULL : hidden,
+                              .hidden = hidden};
+    esp_error err;
+
+    need(esp_state_begin(b->seqs[0], n, ESP_PASS_JOURNAL, &seq, &err), &err);
+    for (uint32_t i = 0; i < n; i++) {
+        ids[i] = (int32_t)((at + i) * 7919u % b->net->tape.n_vocab);
+        pos[i][0] = pos[i][1] = pos[i][2] = (int32_t)(at + i);
+    }
+    need(b->dev->ops->run(p, &batch, &err), &err);
+    need(b->dev->ops->wait(b->dev, &err), &err);
+    need(esp_state_commit(b->seqs[0], trunk ? n - 1 : 0, &err), &err);
+}
+
+/*
+ * What drafting at depth 2 gives with a given chance that a draft is right: tokens of a round times a plain
+ * step, over the round: a verify pass of three tokens of which two stay, and two draft passes. Every part is
+ * measured as the engine does it, copies of hidden rows to and from the host included; only the chance is
+ * assumed.
+ */
+static void time_drafts(struct bench *b, const struct esp_plan_opts *o)
+{
+    const double right = 0.8, tokens = 1 + right + right * right;
+    double plain, parts[3][64];
+    float *hidden = calloc((size_t)b->net->config.hidden * (DEPTH + 1), sizeof *hidden);
+    struct esp_plan_opts d = *o;
+    struct esp_plan *drafts;
+    esp_error err;
+
+    d.max_tok = DEPTH + 1;
+    d.max_out = d.max_seq = 1;
+    need(b->dev->ops->compile(b->dev, &b->net->mtp, &b->pools->mem, &d, &drafts, &err), &err);
+    reset(b);
+    for (uint32_t j = 0; j < PROMPT / 32; j++)
+        step(b, 1, 32);
+    plain = median(b, 1, 1, 60);
+    for (int i = 0; i < 64; i++) {
+        double t = now();
+
+        draft_pass(b, b->plan, DEPTH + 1, true, hidden);
+        parts[0][i] = now() - t;
+        for (uint32_t k = 1; k <= 2;
+             k++) { /* the rows that the verify pass kept go along with the first draft */
+            t = now();
+            draft_pass(b, drafts, 3 - k, false, hidden);
+            parts[k][i] = now() - t;
+        }
+    }
+    for (int k = 0; k < 3; k++)
+        qsort(parts[k], 64, sizeof(double), by_value);
+    printf("drafts of depth 2: plain step %.3f ms; verify %.3f, drafts %.3f and %.3f ms; at 0.8 right %.2f "
+           "tokens a "
+           "round, %.2fx\n",
+           1e3 * plain, 1e3 * parts[0][32], 1e3 * parts[1][32], 1e3 * parts[2][32], tokens,
+           tokens * plain / (parts[0][32] + parts[1][32] + parts[2][32]));
+    b->dev->ops->plan_free(drafts);
+    free(hidden);
+}
+
 struct row { /* of the short table */
     char what[64];
     double decode[6], share, prefill[4];
@@ -200,16 +279,23 @@ struct row { /* of the short table */
 static struct row rows[16];
 static uint32_t n_rows;
 
+/* BENCH_ONLY=decode, prefill or drafts: nothing else is timed. */
+static bool wanted(const char *what)
+{
+    const char *only = getenv("BENCH_ONLY");
+
+    return !only || strcmp(only, what) == 0;
+}
+
 static void time_all(struct bench *b, const char *shape, const char *format)
 {
     static const uint32_t seqs[] = {1, 4, 8, 16, 32, 64}, chunks[] = {64, 256, 512, 2048};
-    const char *only = getenv("BENCH_ONLY"); /* decode or prefill */
     struct row *row = &rows[n_rows++ % 16];
 
     memset(row, 0, sizeof *row);
     snprintf(row->what, sizeof row->what, "%s %s", shape, format);
 
-    for (size_t i = 0; i < sizeof seqs / sizeof seqs[0] && !(only && strcmp(only, "prefill") == 0); i++) {
+    for (size_t i = 0; i < sizeof seqs / sizeof seqs[0] && wanted("decode"); i++) {
         double t, gbs;
 
         reset(b);
@@ -224,7 +310,7 @@ static void time_all(struct bench *b, const char *shape, const char *format)
         printf("%-13s %-8s decode  %4u rows  %8.3f ms  %8.1f tok/s  %6.0f GB/s  %3.0f%% of copy\n", shape,
                format, seqs[i], t * 1e3, seqs[i] / t, gbs, 100 * gbs / b->copy_gbs);
     }
-    for (size_t i = 0; i < sizeof chunks / sizeof chunks[0] && !(only && strcmp(only, "decode") == 0); i++) {
+    for (size_t i = 0; i < sizeof chunks / sizeof chunks[0] && wanted("prefill"); i++) {
         double t = 1e9;
 
         for (int j = 0; j < 3; j++) {
@@ -277,7 +363,8 @@ static void bench_one(struct esp_dev *dev, double copy_gbs, const char *shape, c
                               .max_out = MAX_SEQ,
                               .max_seq = MAX_SEQ,
                               .context = CONTEXT};
-    struct esp_pool_sizes z = {.n_page = MAX_SEQ * 4, .n_slot = MAX_SEQ + 2};
+    struct esp_pool_sizes z = {
+        .n_page = MAX_SEQ * 4, .n_slot = MAX_SEQ + 3, .n_journal = 1, .journal_rows = DEPTH + 1};
     struct bench b = {.dev = dev, .copy_gbs = copy_gbs};
     enum esp_format_id f;
     double t0 = now();
@@ -292,8 +379,11 @@ static void bench_one(struct esp_dev *dev, double copy_gbs, const char *shape, c
         need(esp_source_random(&s.other, ESP_FORMAT_AFFINE4, 64, s.inner->tied, ESP_RANDOM_WEIGHTS, 2, &err),
              &err);
     src.tied = s.inner->tied;
+    src.has_mtp = true;
+    config.n_mtp_layer = 1;
     need(esp_net_load(&b.net, &config, &src, &err), &err);
     b.net->layout.kv = ESP_KV_BF16;
+    b.net->layout.n_attn = b.net->mtp_layer + 1;
     need(esp_layout_finish(&b.net->layout, &err), &err);
     need(esp_state_pools_create(&b.pools, dev, &b.net->layout, &z, &err), &err);
     need(dev->ops->compile(dev, &b.net->tape, &b.pools->mem, &o, &b.plan, &err), &err);
@@ -306,6 +396,8 @@ static void bench_one(struct esp_dev *dev, double copy_gbs, const char *shape, c
         profile(&b);
     else
         time_all(&b, shape + (strncmp(shape, "qwen", 4) == 0 ? 4 : 0), what);
+    if (!getenv("BENCH_PROFILE") && wanted("drafts"))
+        time_drafts(&b, &o);
     for (int i = 0; i < MAX_SEQ; i++)
         esp_state_close(b.seqs[i]);
     dev->ops->plan_free(b.plan);
