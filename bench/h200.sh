@@ -10,7 +10,7 @@ set -u
 cd "$(dirname "$0")/.." || exit 2
 verb=${1:-} dir=${2:-}
 [ -n "$dir" ] || { echo "usage: bench/h200.sh pack|run DIR" >&2; exit 2; }
-programs='test_cuda_ops test_cuda_open test_cuda_coded test_state_oracle test_model_tiny_text test_model_mtp test_engine_demo test_engine_spec bench_cuda'
+programs='test_cuda_ops test_cuda_open test_cuda_coded test_state_oracle test_model_tiny_text test_model_mtp test_engine_demo test_engine_spec test_engine_adapter bench_cuda'
 
 if [ "$verb" = pack ]; then
     cmake --preset cuda -DESPALIER_CUDA_ARCHS=90a >/dev/null || exit 1
@@ -67,6 +67,7 @@ if [ -z "${SKIP_CHECKS:-}" ]; then # side by side: most of their time is the CPU
     check tiny_text 60 env ESPALIER_TEST_DEVICE=cuda "$dir/test_model_tiny_text" &
     check draft 60 env ESPALIER_TEST_DEVICE=cuda "$dir/test_model_mtp" &
     check oracle 100 env ESPALIER_TEST_DEVICE=cuda "$dir/test_state_oracle" &
+    check adapter 120 env ESPALIER_TEST_DEVICE=cuda "$dir/test_engine_adapter" &
     check spec 120 env ESPALIER_TEST_DEVICE=cuda "$dir/test_engine_spec" &
     check demo 60 env ESPALIER_TEST_DEVICE=cuda "$dir/test_engine_demo" &
     wait

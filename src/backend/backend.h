@@ -59,9 +59,10 @@ struct esp_plan_opts {
     uint32_t max_tok; /* limits of a batch */
     uint32_t max_out;
     uint32_t max_seq;
-    uint32_t context;   /* largest position count */
-    uint32_t max_rank;  /* largest rank of adapters; 0: batches have none */
-    enum esp_pack pack; /* CPU; others have their own order */
+    uint32_t context;       /* largest position count */
+    uint32_t max_rank;      /* largest rank of adapters; 0: batches have none */
+    uint64_t adapter_bytes; /* that a device's copies of adapters may take; 0: what there is */
+    enum esp_pack pack;     /* CPU; others have their own order */
 };
 
 struct esp_backend_ops {

@@ -51,9 +51,6 @@ static esp_status check_cuda(const struct esp_model *m, const esp_engine_opts *o
     enum esp_recurrent state = ESP_RECURRENT_F32;
     char name[ESP_KV_NAME];
 
-    if (o->max_rank)
-        return esp_fail(err, ESP_EUNSUPPORTED,
-                        "device %s has no adapters in this version; they are for device cpu", o->device);
     if (o->state)
         ESP_TRY(esp_recurrent_parse(&state, o->state, err));
     if (state != ESP_RECURRENT_F32)

@@ -180,6 +180,7 @@ esp_status esp_engine_shape(const struct esp_model *m, const esp_engine_opts *o,
     ESP_TRY(parse_pack(o->pack, &out->plan.pack, err));
     out->plan.max_tok = o->chunk;
     out->plan.max_rank = o->max_rank;
+    out->plan.adapter_bytes = o->adapter_bytes;
     out->plan.max_out = o->chunk;
     out->plan.max_seq = o->rows;
     out->plan.context = o->context;

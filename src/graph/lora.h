@@ -23,6 +23,7 @@ struct esp_lora_set {
     const struct esp_lora_pair *pairs; /* ascending by base address */
     uint32_t n;
     uint32_t max_rank;
+    uint64_t revision; /* of its values: sets with the same one are the same */
 };
 
 /* The pair of set beside base, or NULL. */

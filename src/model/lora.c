@@ -148,6 +148,7 @@ static esp_status bind_all(struct esp_lora *l, const struct esp_net *net, const 
     l->n_module = l->set.n;
     l->bytes = esp_arena_reserved(l->arena);
     l->revision = esp_hash(&scale, sizeof scale, f->revision); /* another scale is another adapter */
+    l->set.revision = l->revision;
     return ESP_OK;
 }
 

@@ -13,35 +13,24 @@
 
 static const char CPU[] = "cpu";
 
-/* Flags with which only the CPU works, before anything is opened; NULL: none is given. */
-static const char *cpu_only(const struct esp_options *o)
-{
-    static const enum esp_opt_id flags[] = {OPT_ADAPTER, OPT_ADAPTER_DIR, OPT_SECCOMP};
-
-    for (size_t i = 0; i < sizeof flags / sizeof flags[0]; i++) {
-        const struct esp_opt *opt = esp_opt_get(flags[i]);
-
-        if (esp_opt_for(opt, o->verb) &&
-            (opt->type == OPT_TYPE_BOOL ? o->v[flags[i]].on : o->v[flags[i]].given))
-            return opt->name;
-    }
-    return NULL;
-}
-
 esp_status esp_device_choose(struct esp_session *s, esp_error *err)
 {
     const struct esp_options *o = s->opt;
     const bool known = esp_opt_for(esp_opt_get(OPT_DEVICE), o->verb);
-    const char *word = known ? o->v[OPT_DEVICE].s : CPU, *flag = known ? cpu_only(o) : NULL;
+    const bool filtered = esp_opt_for(esp_opt_get(OPT_SECCOMP), o->verb) && o->v[OPT_SECCOMP].on;
+    const char *word = known ? o->v[OPT_DEVICE].s : CPU;
     esp_error why = {0};
 
     s->auto_device = strcmp(word, "auto") == 0;
     s->device = s->auto_device ? "cuda:0" : word;
-    if (flag && s->auto_device)
+    if (filtered && s->auto_device)
         s->device = CPU;
-    if (flag && strcmp(s->device, CPU) != 0)
-        return esp_fail(err, ESP_EUNSUPPORTED,
-                        "--device %s and --%s: only the CPU has both; give --device cpu", word, flag);
+    if (filtered && strcmp(s->device, CPU) != 0)
+        return esp_fail(
+            err, ESP_EUNSUPPORTED,
+            "--device %s and --seccomp: the driver makes system calls that the filter refuses; give "
+            "--device cpu",
+            word);
     if (esp_device_look(&s->about, s->device, false, &why) == ESP_OK)
         return ESP_OK;
     if (!s->auto_device)

@@ -28,6 +28,7 @@ static esp_engine *open_engine(uint32_t max_seqs, uint32_t checkpoints)
                          .kv = "f32",
                          .act = "f32",
                          .max_rank = 8,
+                         .device = getenv("ESPALIER_TEST_DEVICE"),
                          .checkpoints = checkpoints};
     esp_engine *g;
     esp_error err;

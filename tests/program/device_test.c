@@ -79,8 +79,6 @@ static void test_abilities(void **state)
     (void)state;
     REFUSED(&with, 3, "kv q8", P, "generate", M, "-p", "x", "--kv", "q8", "--device", "cuda");
     REFUSED(&with, 3, "states as f32", P, "fit", M, "--state", "q8", "--device", "cuda");
-    REFUSED(&with, 3, "--device cuda and --adapter", P, "generate", M, "-p", "x", "--adapter",
-            "models/demo-lora", "--device", "cuda");
     REFUSED(&with, 3, "--device cuda:1 and --seccomp", P, "serve", M, "--seccomp", "--device", "cuda:1",
             "--port", "0");
     r = RUN(&with, P, "generate", M, "-p", "x", "-n", "2", "--kv", "q8");

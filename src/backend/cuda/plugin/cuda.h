@@ -26,6 +26,10 @@ struct cuda_dev {
     uint32_t n_multiprocessor;
     struct cuda_weight **weights; /* places stay where they are; plans point at them */
     uint32_t n_weight, cap_weight;
+    struct cuda_lora **loras; /* adapters in device memory, lora.c */
+    uint32_t n_lora;
+    uint64_t lora_bytes;      /* they may take together; 0: what there is */
+    uint64_t step;            /* number of the running one */
     struct esp_plan *running; /* whose logits wait() has to hand over */
 };
 
@@ -95,6 +99,7 @@ struct esp_plan {
     size_t values_bytes, act_term, act_bytes, rope_bytes, parts_bytes, spread_bytes, logits_bytes, vec_bytes;
     size_t input_bytes, hidden_bytes; /* rows of the tape's INPUT and HIDDEN, which no value overlaps */
     size_t input_off, hidden_off;
+    size_t lora_bytes, lora_off;                /* [products of a step][max_tok][max_rank] of adapters */
     size_t expand_bytes;                        /* code values of a range of tiles of a coded weight */
     size_t gated_term, gated_sums, gated_bytes; /* product form of few rows beside the one being read */
     size_t act_off, gated_off, rope_off, parts_off, spread_off, expand_off, logits_off, vec_off, batch_off,
@@ -177,6 +182,13 @@ struct cu_delta cuda_delta_of(const struct esp_plan *p, uint32_t layer);
 struct cu_heads cuda_heads_of(const struct esp_plan *p, const struct esp_op *op);
 struct cu_attention cuda_attention_of(const struct esp_plan *p, const struct esp_op *op);
 uint32_t cuda_rows_of(const struct esp_plan *p, esp_val v, const struct cu_shape *h);
+
+/* lora.c */
+/* Bring the batch's adapters into device memory; *any: it names some. */
+esp_status cuda_lora_begin(struct esp_plan *p, const struct esp_batch *b, bool *any, esp_error *err);
+/* Add what the batch's adapters say to the products of a LINEAR step that was just launched by itself. */
+void cuda_lora_step(const struct esp_plan *p, const struct cuda_step *s, const struct esp_batch *b);
+void cuda_lora_close(struct cuda_dev *d);
 
 /* run.c */
 esp_status cuda_run(struct esp_plan *p, const struct esp_batch *b, esp_error *err);

@@ -152,6 +152,7 @@ static void dev_close(struct esp_dev *dev)
     cuda_use(d, NULL);
     if (d->stream)
         cudaStreamDestroy(d->stream);
+    cuda_lora_close(d);
     for (uint32_t i = 0; i < d->n_weight; i++)
         esp_free(d->weights[i]);
     esp_free(d->weights);

@@ -64,6 +64,21 @@ struct cu_weight {
 };
 enum { CU_PARTS = 8 };
 
+/* One adapter of one sequence beside one product: t [n_row][rank] = A x, y += scale * B t, all f32. */
+struct cu_lora_site {
+    const float *a, *b; /* [rank][n_in], [n_out][rank] */
+    const float *x;     /* [n_row][n_in] */
+    float *t, *y;       /* y [n_row][n_out] */
+    float scale;
+    uint32_t rank, n_in, n_out, n_row;
+};
+enum { CU_LORA_SITES = 32 };
+struct cu_lora_sites {
+    struct cu_lora_site s[CU_LORA_SITES];
+    uint32_t n;
+};
+void cu_lora(cudaStream_t s, const struct cu_lora_sites *sites);
+
 /* How a source row of codes is packed, for cu_pack(). */
 struct cu_source {
     uint32_t format;      /* enum esp_format_id's bits: 16 for bf16, else bits of an affine code */

@@ -272,6 +272,17 @@ static size_t spread_bytes(const struct esp_plan *p)
     return most > coded ? most : coded;
 }
 
+/* What adapters make of a step's input, for every product of the largest group. */
+static size_t lora_bytes(const struct esp_plan *p)
+{
+    size_t most = 0;
+
+    for (uint32_t i = 0; i < p->n_step; i++)
+        if (p->steps[i].kind == CUDA_STEP_LINEAR && p->steps[i].n_op > most)
+            most = p->steps[i].n_op;
+    return pad(most * p->opts.max_tok * p->opts.max_rank * sizeof(float));
+}
+
 static esp_status lay_out(struct esp_plan *p, esp_error *err)
 {
     const struct esp_tape *t = p->tape;
@@ -310,7 +321,9 @@ static esp_status lay_out(struct esp_plan *p, esp_error *err)
     p->batch_off = p->vec_off + p->vec_bytes;
     p->input_off = p->batch_off + p->bl.bytes;
     p->hidden_off = p->input_off + p->input_bytes;
-    p->scratch_bytes = p->hidden_off + p->hidden_bytes;
+    p->lora_off = p->hidden_off + p->hidden_bytes;
+    p->lora_bytes = lora_bytes(p);
+    p->scratch_bytes = p->lora_off + p->lora_bytes;
     return ESP_OK;
 }
 
@@ -485,9 +498,6 @@ esp_status cuda_compile(struct esp_dev *d, const struct esp_tape *t, const struc
     esp_status s;
 
     ESP_TRY(cuda_use((struct cuda_dev *)d, err));
-    if (o->max_rank)
-        return esp_fail(err, ESP_EUNSUPPORTED, "%s: adapters (max_rank %u) run on the CPU in this version",
-                        d->name, o->max_rank);
     for (uint32_t i = 0; i < t->n_op; i++)
         if (!cuda_can(d, &t->ops[i]))
             return esp_fail(err, ESP_EUNSUPPORTED, "%s cannot run op %u (%s)", d->name, i,

@@ -214,12 +214,13 @@ static esp_status make_tap_rows(struct esp_plan *p, esp_error *err)
     return p->tap_rows ? ESP_OK : esp_fail(err, ESP_ENOMEM, "rows of a tap: out of memory");
 }
 
-/* Step by step, with the named values of each handed out. */
-static esp_status walk_tapped(struct esp_plan *p, const struct cu_shape *h, esp_error *err)
+/* Step by step: with what adapters add to products, and with the named values of each handed to a tap. */
+static esp_status walk_apart(struct esp_plan *p, const struct cu_shape *h, bool lora, esp_error *err)
 {
     const struct cuda_step *logits = logits_step(p);
 
-    ESP_TRY(make_tap_rows(p, err));
+    if (p->batch->tap)
+        ESP_TRY(make_tap_rows(p, err));
     cu_rope_table(p->dev->stream, &p->rope, &p->on_device, h->n_tok);
     for (uint32_t i = 0; i < p->n_step; i++) {
         const struct cuda_step *s = &p->steps[i];
@@ -227,7 +228,9 @@ static esp_status walk_tapped(struct esp_plan *p, const struct cu_shape *h, esp_
         if (s == logits)
             continue;
         cuda_launch(p, s, h, false);
-        for (uint32_t j = s->op; j < s->op + s->n_op; j++)
+        if (lora && s->kind == CUDA_STEP_LINEAR)
+            cuda_lora_step(p, s, p->batch);
+        for (uint32_t j = s->op; j < s->op + s->n_op && p->batch->tap; j++)
             if (p->tape->ops[j].out != ESP_NO_VAL && p->tape->values[p->tape->ops[j].out].name)
                 ESP_TRY(tap_value(p, p->tape->ops[j].out, h, err));
     }
@@ -285,6 +288,7 @@ static esp_status bring_logits(struct esp_plan *p, const struct esp_batch *b, es
 esp_status cuda_run(struct esp_plan *p, const struct esp_batch *b, esp_error *err)
 {
     struct cu_shape h;
+    bool lora;
 
     ESP_TRY(esp_batch_check(b, p->tape, &p->pools, &p->opts, err));
     if (p->dev->running)
@@ -293,11 +297,12 @@ esp_status cuda_run(struct esp_plan *p, const struct esp_batch *b, esp_error *er
     h = shape_of(p, b);
     p->batch = b;
     p->deliver = false;
+    ESP_TRY(cuda_lora_begin(p, b, &lora, err));
     ESP_TRY(upload(p, b, err));
     ESP_TRY(upload_rows(p, b, err));
     p->dev->running = p;
-    if (b->tap)
-        ESP_TRY(walk_tapped(p, &h, err));
+    if (b->tap || lora)
+        ESP_TRY(walk_apart(p, &h, lora, err));
     else if (h.n_tok <= CUDA_GRAPH_TOKENS)
         ESP_TRY(replay(p, &h, err));
     else
