@@ -6,6 +6,7 @@
  */
 #include "program/machine.h"
 
+#include <errno.h>
 #include <inttypes.h>
 #include <pthread.h>
 #include <sched.h>
@@ -13,6 +14,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/utsname.h>
 
@@ -148,6 +150,38 @@ uint64_t esp_peak_rss(void)
     struct rusage u;
 
     return getrusage(RUSAGE_SELF, &u) == 0 ? (uint64_t)u.ru_maxrss * 1024 : 0;
+}
+
+/* The line of /proc/self/status that begins with name, in bytes; 0 when there is none. */
+static uint64_t own_status(const char *name)
+{
+    FILE *f = fopen("/proc/self/status", "re");
+    char line[256];
+    unsigned long long kib = 0;
+
+    while (f && fgets(line, sizeof line, f))
+        if (strncmp(line, name, strlen(name)) == 0 && sscanf(line + strlen(name), " %llu", &kib) == 1)
+            break;
+    if (f)
+        fclose(f);
+    return (uint64_t)kib * 1024;
+}
+
+esp_status esp_lock_memory(uint64_t *bytes, esp_error *err)
+{
+    struct rlimit limit;
+
+    if (mlockall(MCL_CURRENT) == 0) {
+        *bytes = own_status("VmLck:");
+        return ESP_OK;
+    }
+    if ((errno == ENOMEM || errno == EPERM) && getrlimit(RLIMIT_MEMLOCK, &limit) == 0)
+        return esp_fail(
+            err, ESP_ENOFIT,
+            "--mlock: %llu bytes are to be locked, the limit is %llu; raise it (ulimit -l unlimited, "
+            "LimitMEMLOCK=infinity for a service) or leave --mlock out",
+            (unsigned long long)own_status("VmSize:"), (unsigned long long)limit.rlim_cur);
+    return esp_fail(err, ESP_EIO, "--mlock: memory cannot be locked: %s", strerror(errno));
 }
 
 /* ---- bandwidth ---- */

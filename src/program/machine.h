@@ -30,6 +30,12 @@ void esp_machine_read(struct esp_machine *m);
  */
 esp_status esp_machine_bandwidth(const struct esp_machine *m, uint32_t n_thread, double *out, esp_error *err);
 
+/*
+ * Lock what is mapped now in memory, reading it first; *bytes as the system counts it. ESP_ENOFIT names the
+ * limit that was met.
+ */
+esp_status esp_lock_memory(uint64_t *bytes, esp_error *err);
+
 /* Largest resident memory of this process so far, in bytes. */
 uint64_t esp_peak_rss(void);
 

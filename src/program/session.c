@@ -233,11 +233,25 @@ void esp_session_engine_opts(struct esp_session *s)
     }
 }
 
+/* With --mlock; once everything that lasts has been taken. */
+static esp_status lock_memory(const struct esp_session *s, esp_error *err)
+{
+    char text[32];
+    uint64_t bytes;
+
+    if (!esp_opt_for(esp_opt_get(OPT_MLOCK), s->opt->verb) || !s->opt->v[OPT_MLOCK].on)
+        return ESP_OK;
+    ESP_TRY(esp_lock_memory(&bytes, err));
+    esp_say_detail("locked in memory: %s", esp_format_bytes(text, sizeof text, (double)bytes));
+    return ESP_OK;
+}
+
 esp_status esp_session_engine(struct esp_session *s, esp_error *err)
 {
     if (s->engine_opts.context == 0)
         s->engine_opts.context = s->info.context < 32768 ? s->info.context : 32768;
-    return esp_engine_open(&s->engine, s->model, &s->engine_opts, err);
+    ESP_TRY(esp_engine_open(&s->engine, s->model, &s->engine_opts, err));
+    return lock_memory(s, err);
 }
 
 void esp_session_close(struct esp_session *s)

@@ -176,13 +176,41 @@ static void test_packed(void **state)
         assert_true(on == off);
 }
 
+/* --mlock: as much as the weights take is locked, and a limit that is too low is named. */
+static void test_locked(void **state)
+{
+    struct run r;
+    const char *at;
+    double mib = 0;
+
+    (void)state;
+    if (!measured_bare())
+        return; /* terabytes of shadow memory */
+    r = RUN(NULL, P, "generate", M, "-v", "-p", "x", "-n", "1", "--mlock");
+    if (r.code == 4) /* not as root: the usual limit is below any model */
+        run_says(&r, "ulimit -l");
+    else {
+        run_code(&r, 0);
+        at = strstr(r.err, "locked in memory: ");
+        assert_non_null(at);
+        assert_int_equal(sscanf(at, "locked in memory: %lf MiB", &mib), 1);
+        assert_true(mib > 20);
+    }
+    run_free(&r);
+    if (geteuid() != 0 || access("/usr/bin/setpriv", X_OK) != 0 || access("/usr/bin/prlimit", X_OK) != 0)
+        return;
+    r = RUN(NULL, "/usr/bin/prlimit", "--memlock=65536", "/usr/bin/setpriv", "--bounding-set=-ipc_lock",
+            "--inh-caps=-ipc_lock", P, "generate", M, "-p", "x", "-n", "1", "--mlock");
+    run_code(&r, 4);
+    run_says(&r, "the limit is 65536");
+    run_free(&r);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_measured),
-        cmocka_unit_test(test_rows),
-        cmocka_unit_test(test_packed),
-        cmocka_unit_test(test_shapes_take_none),
+        cmocka_unit_test(test_measured),         cmocka_unit_test(test_rows),   cmocka_unit_test(test_packed),
+        cmocka_unit_test(test_shapes_take_none), cmocka_unit_test(test_locked),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
