@@ -239,8 +239,12 @@ static void check_prefixes(void)
     warm = drive(g, SPREAD);
     test_ok(esp_engine_flush(g, &err), &err);
     esp_engine_close(g);
-    assert_int_equal(cold.cache_hit_tokens, 0);
-    assert_int_equal(cold.disk_restored, 0);
+    if (now->start == 0 || now->kv[0] == 'q' || now->kv[0] == 't' || now->kv[0] < 'a') {
+        assert_int_equal(cold.cache_hit_tokens, 0);
+        assert_int_equal(cold.disk_restored, 0);
+    } else { /* bf16 and f32 are exact anywhere: the same rows as without a start */
+        assert_true(cold.disk_restored > 0);
+    }
     assert_true(warm.cache_hit_tokens > n_text * 50);
     disk = run(0, o, SPREAD);
     assert_true(disk.disk_restored >= n_text / 2);
