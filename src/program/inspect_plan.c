@@ -1,7 +1,7 @@
 /*
- * inspect --plan: the recipe of a quantized model as a table and as an SVG with one row a layer: bits as the
- * length of a bar, loss as its darkness on a logarithmic scale. Reads espalier_recipe.json, which the
- * quantizer leaves with the model.
+ * inspect --plan: what each layer keeps of a text (inspect_memory.h), and the recipe of a quantized model as a
+ * table and as an SVG with one row a layer: bits as the length of a bar, loss as its darkness on a logarithmic
+ * scale. Reads espalier_recipe.json, which the quantizer leaves with the model.
  *
  * SPDX-License-Identifier: MIT
  */
@@ -17,7 +17,9 @@
 #include "base/map.h"
 #include "base/mem.h"
 #include "base/strbuf.h"
+#include "io/checkpoint.h"
 
+#include "program/inspect_memory.h"
 #include "program/model_find.h"
 #include "program/output.h"
 
@@ -156,34 +158,64 @@ static esp_status svg(const struct bar *b, size_t n, const char *path, esp_error
     return ok ? ESP_OK : esp_fail(err, ESP_EIO, "%s: cannot be written", path);
 }
 
+/* The recipe in dir; NULL where there is none, which only a picture needs. */
+static esp_status read_recipe(json_t **out, const char *dir, bool needed, esp_error *err)
+{
+    char *path = esp_path_join(dir, "espalier_recipe.json");
+    esp_error why = {0};
+    esp_status s = path ? esp_json_load(out, path, ESP_LIMIT_CONFIG_BYTES, 0, &why)
+                        : esp_fail(&why, ESP_ENOMEM, "plan: out of memory");
+
+    esp_free(path);
+    if (s == ESP_ENOTFOUND && !needed)
+        return ESP_OK;
+    return s == ESP_OK ? s : esp_fail(err, s, "%s", why.message);
+}
+
+/* What layers keep, and the recipe where there is one. */
+static esp_status show(const struct esp_options *o, const struct esp_config *c, json_t *recipe,
+                       const struct bar *bars, size_t n, esp_error *err)
+{
+    static struct esp_layout l; /* large */
+
+    ESP_TRY(esp_inspect_layout(&l, c, o, err));
+    if (esp_out_is_json()) {
+        esp_out_json(json_pack("{s:O?,s:o}", "plan", recipe, "memory", esp_inspect_memory_json(&l, c)));
+        return ESP_OK;
+    }
+    esp_inspect_memory_print(&l, c);
+    if (recipe) {
+        esp_out_printf("\n");
+        text(bars, n);
+    }
+    return ESP_OK;
+}
+
 int esp_inspect_plan(const struct esp_options *o)
 {
     const char *name = o->v[OPT_MODEL].given ? o->v[OPT_MODEL].s : o->n_args ? o->args[0] : "";
     const char *file = o->v[OPT_PLAN].s;
-    char *path = NULL, *recipe = NULL;
-    json_t *top = NULL;
+    struct esp_checkpoint *ck = NULL;
+    char *path = NULL;
+    json_t *recipe = NULL;
     struct bar *bars = NULL;
     size_t n = 0;
     esp_error err = {0};
     esp_status s = esp_model_find(&path, name, &err);
 
     if (s == ESP_OK)
-        recipe = esp_path_join(path, "espalier_recipe.json");
-    if (s == ESP_OK && !recipe)
-        s = esp_fail(&err, ESP_ENOMEM, "plan: out of memory");
-    if (s == ESP_OK)
-        s = esp_json_load(&top, recipe, ESP_LIMIT_CONFIG_BYTES, 0, &err);
-    if (s == ESP_OK)
-        s = read_bars(top, &bars, &n, &err);
+        s = read_recipe(&recipe, path, file != NULL, &err);
+    if (s == ESP_OK && recipe)
+        s = read_bars(recipe, &bars, &n, &err);
     if (s == ESP_OK && file)
         s = svg(bars, n, file, &err);
-    if (s == ESP_OK && esp_out_is_json())
-        esp_out_json(json_pack("{s:O}", "plan", top));
-    else if (s == ESP_OK)
-        text(bars, n);
+    if (s == ESP_OK)
+        s = esp_checkpoint_open(&ck, path, &err);
+    if (s == ESP_OK)
+        s = show(o, &ck->config, recipe, bars, n, &err);
+    esp_checkpoint_close(ck);
     free(bars);
-    json_decref(top);
-    esp_free(recipe);
+    json_decref(recipe);
     esp_free(path);
     return s == ESP_OK ? 0 : esp_report(s, &err);
 }

@@ -16,7 +16,9 @@
 
 #include "base/hash.h"
 #include "base/mem.h"
+#include "engine/engine.h"
 
+#include "program/eval_state.h"
 #include "program/output.h"
 #include "program/recall.h"
 #include "program/session.h"
@@ -42,9 +44,9 @@ struct eval {
     bool want[ESP_RECALL_TASKS];
     double min[ESP_RECALL_TASKS]; /* NAN: none */
     struct result results[ESP_RECALL_TASKS][MAX_OPT_LIST];
-    FILE *samples;
-    float *logits; /* [MAX_CODE_IDS][n_vocab] */
-    size_t done, total;
+    struct esp_eval_state state; /* samples NULL: none wanted */
+    float *logits;               /* [MAX_CODE_IDS][n_vocab] */
+    size_t done, total;          /* items; done counts those of the run before as well */
 };
 
 struct item {
@@ -293,32 +295,36 @@ static esp_status run_item(const struct eval *e, struct item *it, esp_error *err
 
 /* ---- output ---- */
 
-static esp_status write_sample(const struct eval *e, const struct item *it, size_t length, esp_error *err)
+/* An item as a line of the samples; a new object. */
+static json_t *sample(const struct item *it, size_t length)
 {
-    json_t *codes = json_array(), *scores = json_array(), *o;
-    char hash[20], *line;
-    bool ok;
+    json_t *codes = json_array(), *scores = json_array();
+    char hash[20];
 
-    if (!e->samples) {
-        json_decref(codes);
-        json_decref(scores);
-        return ESP_OK;
-    }
     snprintf(hash, sizeof hash, "%016" PRIx64, it->hash);
     for (int k = 0; k < ESP_RECALL_KEYS; k++) {
         json_array_append_new(codes, json_string(it->answer.code[k]));
         json_array_append_new(scores, json_real(it->logprob[k]));
     }
-    o = json_pack("{s:s,s:i,s:I,s:I,s:s,s:f,s:s,s:o*,s:b,s:b,s:o,s:o}", "task",
-                  esp_recall_name(it->recall.task), "item", (int)it->recall.index, "length",
-                  (json_int_t)length, "tokens", (json_int_t)it->n_ids, "text_hash", hash, "depth",
-                  it->answer.depth, "code", it->answer.code[0], "answer", esp_json_text(it->got, it->n_got),
-                  "right", it->right, "chosen", it->chosen, "codes", codes, "logprobs", scores);
-    line = o ? json_dumps(o, JSON_COMPACT) : NULL;
-    ok = line && fprintf(e->samples, "%s\n", line) > 0 && fflush(e->samples) == 0;
-    free(line);
+    return json_pack("{s:s,s:i,s:I,s:I,s:s,s:f,s:s,s:o*,s:b,s:b,s:o,s:o}", "task",
+                     esp_recall_name(it->recall.task), "item", (int)it->recall.index, "length",
+                     (json_int_t)length, "tokens", (json_int_t)it->n_ids, "text_hash", hash, "depth",
+                     it->answer.depth, "code", it->answer.code[0], "answer",
+                     esp_json_text(it->got, it->n_got), "right", it->right, "chosen", it->chosen, "codes",
+                     codes, "logprobs", scores);
+}
+
+static esp_status write_sample(struct eval *e, const struct item *it, size_t length, esp_error *err)
+{
+    json_t *o;
+    esp_status s;
+
+    if (!e->state.samples)
+        return ESP_OK;
+    o = sample(it, length);
+    s = esp_eval_state_add(&e->state, o, err);
     json_decref(o);
-    return ok ? ESP_OK : esp_fail(err, ESP_EIO, "%s: cannot be written", e->opt->v[OPT_SAMPLES].s);
+    return s;
 }
 
 static json_t *result_json(const struct result *r, const char *task, int64_t length)
@@ -383,7 +389,43 @@ static int report(const struct eval *e)
     return passed ? 0 : ESP_EXIT_CHECK;
 }
 
-/* ---- the whole ---- */
+/* ---- beginning ---- */
+
+/* All that a sample depends on. The engine says what its numbers depend on: weights, keys and values, states,
+ * activations, device, version. */
+static json_t *settings(const struct eval *e)
+{
+    const struct esp_opt_value *v = e->opt->v;
+    json_t *lengths = json_array(), *adapters = json_array();
+
+    for (size_t i = 0; i < v[OPT_LENGTHS].n; i++)
+        json_array_append_new(lengths, json_integer((json_int_t)v[OPT_LENGTHS].ints[i]));
+    for (size_t i = 0; i < v[OPT_ADAPTER].n; i++)
+        json_array_append_new(adapters, json_string(v[OPT_ADAPTER].list[i]));
+    return json_pack("{s:s,s:b,s:b,s:o,s:I,s:i,s:I,s:b,s:s?,s:o}", "model", e->session.engine->identity.about,
+                     "needle", (int)e->want[ESP_RECALL_NEEDLE], "hops", (int)e->want[ESP_RECALL_HOPS],
+                     "lengths", lengths, "limit", (json_int_t)v[OPT_LIMIT].i, "n_hop", (int)v[OPT_HOPS].i,
+                     "seed", (json_int_t)v[OPT_EVAL_SEED].i, "chat", (int)e->chat, "chat_template",
+                     v[OPT_CHAT_TEMPLATE].s, "adapters", adapters);
+}
+
+static esp_status open_state(struct eval *e, esp_error *err)
+{
+    const struct esp_opt_value *v = e->opt->v;
+    json_t *j;
+    esp_status s;
+
+    if (!v[OPT_SAMPLES].given)
+        return v[OPT_EVAL_RESUME].on
+                   ? esp_fail(err, ESP_EINVAL,
+                              "--resume goes on with the samples in --samples FILE; none is given")
+                   : ESP_OK;
+    j = settings(e);
+    s = j ? esp_eval_state_open(&e->state, v[OPT_SAMPLES].s, j, v[OPT_EVAL_RESUME].on, err)
+          : esp_fail(err, ESP_ENOMEM, "no memory for samples");
+    json_decref(j);
+    return s;
+}
 
 static esp_status prepare(struct eval *e, esp_error *err)
 {
@@ -410,17 +452,51 @@ static esp_status prepare(struct eval *e, esp_error *err)
     e->logits = calloc((size_t)MAX_CODE_IDS * e->session.info.n_vocab, sizeof *e->logits);
     if (!e->logits)
         return esp_fail(err, ESP_ENOMEM, "no memory for logits");
-    if (!v[OPT_SAMPLES].given)
+    return open_state(e, err);
+}
+
+/* ---- the whole ---- */
+
+static void count(struct result *r, bool right, bool chosen, size_t tokens)
+{
+    r->n++;
+    r->right += right;
+    r->chosen += chosen;
+    r->tokens += (double)tokens;
+}
+
+/* Item i of a task, run or, when a run before had it, taken from its samples. */
+static esp_status one_item(struct eval *e, struct item *it, size_t at, esp_error *err)
+{
+    const int64_t length = e->opt->v[OPT_LENGTHS].ints[at];
+    struct result *r = &e->results[it->recall.task][at];
+    const json_t *kept = json_array_get(e->state.kept, e->done);
+    const char *task = json_string_value(json_object_get(kept, "task"));
+
+    if (!kept) {
+        ESP_TRY(fit_prompt(e, it, (size_t)length, err));
+        ESP_TRY(run_item(e, it, err));
+        ESP_TRY(write_sample(e, it, (size_t)length, err));
+        count(r, it->right, it->chosen, it->n_ids);
         return ESP_OK;
-    e->samples = fopen(v[OPT_SAMPLES].s, "w");
-    return e->samples ? ESP_OK : esp_fail(err, ESP_EIO, "%s: cannot be written", v[OPT_SAMPLES].s);
+    }
+    if (!task || strcmp(task, esp_recall_name(it->recall.task)) != 0 ||
+        json_integer_value(json_object_get(kept, "item")) != (json_int_t)it->recall.index ||
+        json_integer_value(json_object_get(kept, "length")) != (json_int_t)length)
+        return esp_fail(err, ESP_EFORMAT,
+                        "%s line %zu is not item %u of task %s at %lld; remove %s to begin anew",
+                        e->state.path, e->done + 1, it->recall.index, esp_recall_name(it->recall.task),
+                        (long long)length, e->state.state);
+    count(r, json_is_true(json_object_get(kept, "right")), json_is_true(json_object_get(kept, "chosen")),
+          (size_t)json_integer_value(json_object_get(kept, "tokens")));
+    return ESP_OK;
 }
 
 static esp_status run_task(struct eval *e, enum esp_recall_task t, size_t at, struct esp_progress *p,
                            esp_error *err)
 {
     const struct esp_opt_value *v = e->opt->v;
-    struct result *r = &e->results[t][at];
+    const size_t n_kept = json_array_size(e->state.kept);
     esp_status s = ESP_OK;
 
     for (int64_t i = 0; s == ESP_OK && i < v[OPT_LIMIT].i; i++) {
@@ -429,17 +505,11 @@ static esp_status run_task(struct eval *e, enum esp_recall_task t, size_t at, st
                                      .index = (uint32_t)i,
                                      .n_hop = t == ESP_RECALL_HOPS ? (uint32_t)v[OPT_HOPS].i : 0}};
 
-        s = fit_prompt(e, &it, (size_t)v[OPT_LENGTHS].ints[at], err);
-        if (s == ESP_OK)
-            s = run_item(e, &it, err);
-        if (s == ESP_OK)
-            s = write_sample(e, &it, (size_t)v[OPT_LENGTHS].ints[at], err);
-        r->n++;
-        r->right += it.right;
-        r->chosen += it.chosen;
-        r->tokens += (double)it.n_ids;
+        s = one_item(e, &it, at, err);
         free(it.ids);
-        esp_progress_update(p, (double)++e->done);
+        e->done += s == ESP_OK;
+        if (e->done > n_kept)
+            esp_progress_update(p, (double)(e->done - n_kept));
     }
     return s;
 }
@@ -447,16 +517,19 @@ static esp_status run_task(struct eval *e, enum esp_recall_task t, size_t at, st
 static esp_status run_all(struct eval *e, esp_error *err)
 {
     const struct esp_opt_value *v = e->opt->v;
+    const size_t n_kept = json_array_size(e->state.kept);
     struct esp_progress p;
     esp_status s = ESP_OK;
 
     e->total = ((size_t)e->want[0] + e->want[1]) * v[OPT_LENGTHS].n * (size_t)v[OPT_LIMIT].i;
-    esp_progress_begin(&p, "eval", (double)e->total, "items");
+    if (n_kept)
+        esp_say_info("%zu of %zu items are there", n_kept, e->total);
+    esp_progress_begin(&p, "eval", (double)(e->total - (n_kept < e->total ? n_kept : e->total)), "items");
     for (int t = 0; t < ESP_RECALL_TASKS; t++)
         for (size_t i = 0; s == ESP_OK && e->want[t] && i < v[OPT_LENGTHS].n; i++)
             s = run_task(e, (enum esp_recall_task)t, i, &p, err);
     esp_progress_end(&p);
-    return s;
+    return s == ESP_OK && e->state.samples ? esp_eval_state_finish(&e->state, err) : s;
 }
 
 int esp_verb_eval(const struct esp_options *o)
@@ -468,10 +541,17 @@ int esp_verb_eval(const struct esp_options *o)
 
     if (s == ESP_OK)
         s = run_all(&e, &err);
-    if (e.samples && fclose(e.samples) != 0 && s == ESP_OK)
-        s = esp_fail(&err, ESP_EIO, "%s: cannot be written", o->v[OPT_SAMPLES].s);
+    if (s == ESP_OK)
+        code = report(&e);
+    else if (s == ESP_ECANCELLED && esp_interrupted() && e.state.samples)
+        code = esp_report_as(ESP_EXIT_RESUMABLE, "interrupted",
+                             "interrupted after %zu of %zu items; %s is kept: the same command with --resume "
+                             "goes on",
+                             e.done, e.total, e.state.path);
+    else
+        code = esp_report(s, &err);
+    esp_eval_state_close(&e.state);
     free(e.logits);
-    code = s == ESP_OK ? report(&e) : esp_report(s, &err);
     esp_session_close(&e.session);
     return code;
 }

@@ -313,7 +313,7 @@ static void check_codes(struct kc *kc)
         "q8:g32",     "q6:g32",         "q4:g32", "turbo:k8v3", "turbo:k8v2", "turbo:k5v4", "turbo:k4v5",
         "turbo:k2v8", "turbo:k8v3:own", "q8",     "q6:g128",    "q4:g128",    "turbo:k8v8", "turbo:k4v4"};
     static const uint32_t dims[] = {64, 96, 128, 256, 512};
-    static const uint32_t queries[] = {1, 2, 3, 4, 5, 6, 7, 13, 16};
+    static const uint32_t queries[] = {1, 2, 3, 4, 5, 6, 7, 16, 67};
     static const uint32_t positions[] = {0, 1, 2, 3, 7, 8, 15, 16, 17, 33, 64, 100, 255, 256};
     struct job j = {.type = ESP_KV_CODED};
 

@@ -201,6 +201,62 @@ static void test_inspect(void **state)
     run_free(&r);
 }
 
+/* What layers keep: as much as fit counts, layer by layer as a file says, and refused as an engine would. */
+static void test_inspect_memory(void **state)
+{
+    static const char config[] = "[{\"layer_idx\":7,\"scheme\":\"turbo:k8v4:own\"}]";
+    const char *file = test_write(test_tmpdir(), "kv_config.json", config, sizeof config - 1);
+    const char *const kinds[][2] = {{"q8", "f32"}, {"turbo", "q8"}, {file, "bf16"}};
+    struct run r;
+
+    (void)state;
+    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
+        json_int_t kv = 0, kept = 0;
+        json_t *j, *m, *terms, *layer;
+        size_t k;
+
+        r = RUN(NULL, P, "fit", M, "--json", "--kv", kinds[i][0], "--state", kinds[i][1]);
+        terms = json_deep_copy(json_object_get(run_json(&r, 0), "terms"));
+        run_free(&r);
+        r = RUN(NULL, P, "inspect", M, "--plan", "--json", "--kv", kinds[i][0], "--state", kinds[i][1]);
+        j = run_json(&r, 0);
+        run_free(&r);
+        assert_true(json_is_null(json_object_get(j, "plan"))); /* nothing was quantized */
+        m = json_object_get(j, "memory");
+        json_array_foreach(json_object_get(m, "layers"), k, layer)
+        {
+            kv += json_integer_value(json_object_get(layer, "kv_per_token"));
+            kept += json_integer_value(json_object_get(layer, "state_bytes"));
+        }
+        assert_int_equal(k, 8);
+        assert_int_equal(kv, json_integer_value(json_object_get(m, "kv_per_token")));
+        assert_int_equal(kept, json_integer_value(json_object_get(m, "state_bytes")));
+        assert_int_equal(kv, json_integer_value(json_object_get(terms, "kv_per_token")));
+        assert_int_equal(kept, json_integer_value(json_object_get(terms, "state_per_row")));
+        if (i == 2) {
+            layer = json_array_get(json_object_get(m, "layers"), 3);
+            assert_string_equal(json_string_value(json_object_get(layer, "kv")), "bf16");
+            layer = json_array_get(json_object_get(m, "layers"), 7);
+            assert_string_equal(json_string_value(json_object_get(layer, "kv")), "turbo:k8v4:own");
+        }
+        json_decref(j);
+        json_decref(terms);
+    }
+    r = RUN(NULL, P, "inspect", M, "--plan", "--kv", "turbo:k4v4", "--kv-start", "300");
+    run_code(&r, 0);
+    run_prints(&r, "turbo:k4v4");
+    run_prints(&r, "the first 300 tokens: exact");
+    run_free(&r);
+    r = RUN(NULL, P, "inspect", M, "--plan", "--kv-start", "5000");
+    run_code(&r, 2);
+    run_says(&r, "kv_start 5000; at most the context, 4096");
+    run_free(&r);
+    r = RUN(NULL, P, "inspect", M, "--plan=/tmp/never.svg");
+    run_code(&r, 3);
+    run_says(&r, "espalier_recipe.json");
+    run_free(&r);
+}
+
 /* A copy of the model with one file replaced is refused or found out. */
 static const char *copy_with(const char *cmd)
 {
@@ -321,12 +377,12 @@ static void test_bench_rows(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_answers),         cmocka_unit_test(test_form_of_answers),
-        cmocka_unit_test(test_greedy),          cmocka_unit_test(test_tokens),
-        cmocka_unit_test(test_round_trip),      cmocka_unit_test(test_perplexity),
-        cmocka_unit_test(test_inspect),         cmocka_unit_test(test_damage),
-        cmocka_unit_test(test_models_defaults), cmocka_unit_test(test_fit_and_budget),
-        cmocka_unit_test(test_bench_rows),
+        cmocka_unit_test(test_answers),        cmocka_unit_test(test_form_of_answers),
+        cmocka_unit_test(test_greedy),         cmocka_unit_test(test_tokens),
+        cmocka_unit_test(test_round_trip),     cmocka_unit_test(test_perplexity),
+        cmocka_unit_test(test_inspect),        cmocka_unit_test(test_inspect_memory),
+        cmocka_unit_test(test_damage),         cmocka_unit_test(test_models_defaults),
+        cmocka_unit_test(test_fit_and_budget), cmocka_unit_test(test_bench_rows),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

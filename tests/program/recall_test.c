@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "program/recall.h"
 #include "program/spawn/spawn.h"
@@ -240,6 +241,129 @@ static void test_program(void **state)
     free(y);
 }
 
+/* ---- interruptions ---- */
+
+#define LIMIT (TEST_SANITIZED ? "2" : "8")
+/* ASK(how, file, more arguments ...) */
+#define ASK(how, ...)                                                                                        \
+    RUN(how, P, "eval", M, "--tasks", "needle", "--lengths", "200", "--limit", LIMIT, "-t", "1", "--kv",     \
+        "q4", "--progress", "json", "--json", "--samples", __VA_ARGS__)
+
+static char *content(const char *path, size_t *len)
+{
+    FILE *f = fopen(path, "r");
+    char *out = calloc(1, 1 << 20);
+
+    assert_true(f && out);
+    *len = fread(out, 1, (1 << 20) - 1, f);
+    fclose(f);
+    return out;
+}
+
+/* A line that was being written when the machine stopped. */
+static void tear(const char *path, const char *end)
+{
+    FILE *f = fopen(path, "a");
+
+    assert_true(f && fputs(end, f) >= 0 && fclose(f) == 0);
+}
+
+static void same(const char *a, const char *b)
+{
+    size_t n, m;
+    char *x = content(a, &n), *y = content(b, &m);
+
+    assert_int_equal(n, m);
+    assert_memory_equal(x, y, n);
+    free(x);
+    free(y);
+}
+
+/* Killed, torn, interrupted, and gone on with each time: the bytes and numbers of an undisturbed run. */
+static void test_resume(void **state)
+{
+    const struct run_how kill9 = {.signal = 9, .signal_on = "\"progress\""},
+                         term = {.signal = 15, .signal_on = "\"progress\""};
+    const char *dir = test_tmpdir();
+    char whole[512], parts[512], kept[560];
+    struct run r, first;
+    size_t len;
+    char *text;
+
+    (void)state;
+    snprintf(whole, sizeof whole, "%s/whole", dir);
+    snprintf(parts, sizeof parts, "%s/parts", dir);
+    snprintf(kept, sizeof kept, "%s.state", parts);
+    first = ASK(NULL, whole);
+    run_code(&first, 0);
+    r = ASK(&kill9, parts);
+    run_code(&r, -9);
+    run_free(&r);
+    text = content(parts, &len);
+    assert_true(len > 0 && text[len - 1] == '\n');
+    free(text);
+    r = ASK(NULL, parts);
+    run_code(&r, 1);
+    run_says(&r, "an interrupted run; go on with --resume, or remove it");
+    run_free(&r);
+    r = ASK(NULL, parts, "--resume", "--seed", "2");
+    run_code(&r, 1);
+    run_says(&r, "is of a run with seed 1, not 2");
+    run_free(&r);
+    r = ASK(NULL, parts, "--resume", "--state", "q8");
+    run_code(&r, 1);
+    run_says(&r, "is of a run with model");
+    run_free(&r);
+    tear(parts, "{\"task\":\"needle\",\"item\"");
+    r = ASK(&term, parts, "--resume");
+    assert_true(r.code == 8 || r.code == 0); /* it may have been quick */
+    if (r.code == 8)
+        run_says(&r, "the same command with --resume goes on");
+    run_free(&r);
+    r = ASK(NULL, parts, "--resume");
+    run_code(&r, 0);
+    assert_string_equal(r.out, first.out);
+    run_free(&r);
+    same(whole, parts);
+    assert_int_not_equal(access(kept, F_OK), 0); /* the state went with the end */
+    run_free(&first);
+}
+
+/* Samples that are no samples of this run. */
+static void test_resume_refuses(void **state)
+{
+    const struct run_how kill9 = {.signal = 9, .signal_on = "\"progress\""};
+    char parts[512];
+    struct run r;
+    FILE *f;
+
+    (void)state;
+    snprintf(parts, sizeof parts, "%s/parts", test_tmpdir());
+    r = ASK(&kill9, parts);
+    run_code(&r, -9);
+    run_free(&r);
+    f = fopen(parts, "w");
+    assert_true(f && fputs("{\"task\":\"hops\",\"item\":0,\"length\":200}\n", f) >= 0 && fclose(f) == 0);
+    r = ASK(NULL, parts, "--resume");
+    run_code(&r, 3);
+    run_says(&r, "line 1 is not item 0 of task needle");
+    run_free(&r);
+    tear(parts, "no JSON\n");
+    r = ASK(NULL, parts, "--resume");
+    run_code(&r, 3);
+    run_says(&r, "line 2: no sample");
+    run_free(&r);
+    assert_int_equal(remove(parts), 0);
+    r = ASK(NULL, parts, "--resume");
+    run_code(&r, 3);
+    run_says(&r, "is gone");
+    run_free(&r);
+    r = RUN(NULL, P, "eval", M, "--limit", "1", "--resume");
+    run_code(&r, 2);
+    run_says(&r, "--samples FILE; none is given");
+    run_free(&r);
+}
+
 static void test_refusals(void **state)
 {
     static const struct {
@@ -266,8 +390,9 @@ static void test_refusals(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_texts), cmocka_unit_test(test_lengths),
-                                       cmocka_unit_test(test_scorer), cmocka_unit_test(test_program),
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_texts),   cmocka_unit_test(test_lengths),
+                                       cmocka_unit_test(test_scorer),  cmocka_unit_test(test_program),
+                                       cmocka_unit_test(test_resume),  cmocka_unit_test(test_resume_refuses),
                                        cmocka_unit_test(test_refusals)};
 
     return cmocka_run_group_tests(tests, NULL, NULL);

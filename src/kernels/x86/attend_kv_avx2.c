@@ -7,7 +7,7 @@
 
 #include "kernels/x86/kv_codes_avx2.h"
 
-#include "kernels/x86/attend_kv_body.h"
+#include "kernels/x86/attend_kv_many.h"
 #include "kernels/x86/parts.h"
 
 void esp_attend_kv_init_avx2(struct esp_kernels *k)

@@ -1,6 +1,6 @@
 /*
  * Attention of a few queries over one span of coded keys and values, straight from the codes. Every vector of
- * codes becomes floats in registers once for a tile of up to V_ROWS queries (the query heads that share a KV
+ * codes becomes floats in registers once for a tile of up to KV_ROWS queries (the query heads that share a KV
  * head come together, so each head's cache is read once); scales become f32 once a span. Reduction orders are
  * those of attend_body.h: a score is one vector of partial sums over ascending elements and one fixed tree, a
  * value sum runs over a query's own positions in ascending order, so neither depends on the other queries.
@@ -15,6 +15,8 @@
 #include "kernels/x86/dots.h"
 
 enum {
+    KV_ROWS =
+        V_ROWS > 4 ? V_ROWS : 4, /* queries of a tile: decoding costs more than a few registers too many */
     KV_BLOCK = 16, /* positions whose scales become floats together, and how far ahead keys are asked for */
     KV_SCALES = ESP_SPAN * (ESP_KV_HEAD_MAX / ESP_KV_GROUP) + 16 /* floats of a span's scales, and slack */
 };
@@ -33,8 +35,8 @@ struct kv_side {
 enum { KV_UNIT = ESP_KV_GROUP / VW }; /* vectors of a unit */
 
 struct kv_tile {
-    float *weight; /* [V_ROWS][ESP_SPAN] */
-    float *acc;    /* [V_ROWS][ESP_HEAD_MAX] */
+    float *weight; /* [KV_ROWS][ESP_SPAN] */
+    float *acc;    /* [KV_ROWS][ESP_HEAD_MAX] */
 };
 
 V_INLINE vf kv_half(const uint8_t *p, size_t n, bool f16)
@@ -111,16 +113,17 @@ V_INLINE void kv_ahead(const struct kv_side *s, uint32_t t, uint32_t n, uint32_t
 
 /* ---- scores ---- */
 
-/* Four positions from t (the last ones again past n_pos) with n_row queries; raw and n_row are constants. */
-V_INLINE void kv_scores_four(int raw, int n_row, const struct kv_side *s, const struct kv_lut *lut,
-                             const float *const *x, uint32_t t, uint32_t n_pos, __m128 *out)
+/* n_out positions from t (the last ones again past n_pos) with n_row queries; raw, n_row and n_out are
+ * constants. */
+V_INLINE void kv_scores_tile(int raw, int n_row, uint32_t n_out, const struct kv_side *s,
+                             const struct kv_lut *lut, const float *const *x, uint32_t t, uint32_t n_pos,
+                             vf (*acc)[DOT_OUTS])
 {
     const uint8_t *row[DOT_OUTS];
     const float *scale[DOT_OUTS], *bias[DOT_OUTS];
-    vf acc[V_ROWS][DOT_OUTS];
 
     V_UNROLL
-    for (uint32_t o = 0; o < DOT_OUTS; o++) {
+    for (uint32_t o = 0; o < n_out; o++) {
         const size_t at = t + o < n_pos ? t + o : n_pos - 1;
 
         row[o] = s->rows + at * s->row_bytes;
@@ -130,7 +133,7 @@ V_INLINE void kv_scores_four(int raw, int n_row, const struct kv_side *s, const 
     V_UNROLL
     for (int r = 0; r < n_row; r++) {
         V_UNROLL
-        for (int o = 0; o < DOT_OUTS; o++)
+        for (uint32_t o = 0; o < n_out; o++)
             acc[r][o] = vf_zero();
     }
     for (uint32_t u = 0; u < s->n_unit; u++) {
@@ -138,20 +141,20 @@ V_INLINE void kv_scores_four(int raw, int n_row, const struct kv_side *s, const 
         struct kv_lut l[DOT_OUTS];
 
         V_UNROLL
-        for (int o = 0; o < DOT_OUTS; o++) {
+        for (uint32_t o = 0; o < n_out; o++) {
             by[o] = vf_set1(scale[o][u]);
             plus[o] = vf_set1(bias[o][u]);
             l[o] = kv_looks_up(raw) ? kv_lut_scale(raw, 1, *lut, by[o], plus[o]) : *lut;
         }
         V_UNROLL
         for (size_t j = 0; j < KV_UNIT; j++) {
-            vf q[V_ROWS];
+            vf q[KV_ROWS];
 
             V_UNROLL
             for (int r = 0; r < n_row; r++)
                 q[r] = vf_load(x[r] + (u * KV_UNIT + j) * VW);
             V_UNROLL
-            for (int o = 0; o < DOT_OUTS; o++) {
+            for (uint32_t o = 0; o < n_out; o++) {
                 vf k = kv_raw(raw, row[o], u * KV_UNIT + j, &l[o]);
 
                 if (!kv_looks_up(raw))
@@ -160,6 +163,25 @@ V_INLINE void kv_scores_four(int raw, int n_row, const struct kv_side *s, const 
                 for (int r = 0; r < n_row; r++)
                     acc[r][o] = vf_fma(q[r], k, acc[r][o]);
             }
+        }
+    }
+}
+
+/* Four positions; as many at a time as the registers hold sums of. */
+V_INLINE void kv_scores_four(int raw, int n_row, const struct kv_side *s, const struct kv_lut *lut,
+                             const float *const *x, uint32_t t, uint32_t n_pos, __m128 *out)
+{
+    vf acc[KV_ROWS][DOT_OUTS], more[KV_ROWS][DOT_OUTS];
+
+    if (n_row <= V_ROWS) {
+        kv_scores_tile(raw, n_row, 4, s, lut, x, t, n_pos, acc);
+    } else {
+        kv_scores_tile(raw, n_row, 2, s, lut, x, t, n_pos, acc);
+        kv_scores_tile(raw, n_row, 2, s, lut, x, t + 2, n_pos, more);
+        V_UNROLL
+        for (int r = 0; r < n_row; r++) {
+            acc[r][2] = more[r][0];
+            acc[r][3] = more[r][1];
         }
     }
     V_UNROLL
@@ -176,7 +198,7 @@ V_INLINE void kv_scores_raw(int raw, int n_row, const struct kv_side *s, const s
 
     for (uint32_t t = 0; t < n_pos; t += DOT_OUTS) {
         const uint32_t n = n_pos - t < DOT_OUTS ? n_pos - t : DOT_OUTS;
-        __m128 out[V_ROWS];
+        __m128 out[KV_ROWS];
 
         if (t % KV_BLOCK == 0)
             kv_scales(s, t, n_pos - t < KV_BLOCK ? n_pos : t + KV_BLOCK);
@@ -232,7 +254,7 @@ V_INLINE void kv_values_sum(int raw, int biased, int n_row, int n_col, const str
                             struct kv_block b, vf *acc)
 {
     for (uint32_t t = 0; t < b.n; t++) {
-        vf p[V_ROWS];
+        vf p[KV_ROWS];
 
         V_UNROLL
         for (int r = 0; r < n_row; r++)
@@ -271,7 +293,7 @@ V_INLINE void kv_values_block(int raw, int biased, int n_row, int n_col, const s
                                .first = c / VW,
                                .weight = tile->weight + t0,
                                .n = t1 - t0};
-    vf acc[V_ROWS * 4];
+    vf acc[KV_ROWS * 4];
 
     V_UNROLL
     for (int r = 0; r < n_row; r++) {
@@ -292,7 +314,7 @@ V_INLINE void kv_values_raw(int raw, int biased, int n_row, const struct kv_side
                             const struct kv_tile *tile, uint32_t t0, uint32_t t1)
 {
     const struct kv_lut lut = kv_lut_make(raw, s->levels);
-    const int wide = n_row == 1 ? 8 : 4;
+    const int wide = n_row == 1 ? 8 : n_row <= V_ROWS ? 4 : 2; /* sums in registers */
     size_t c = 0;
 
     for (; c + (size_t)wide * VW <= s->dim; c += (size_t)wide * VW)
@@ -346,8 +368,8 @@ V_INLINE void kv_attend_tile(int n_row, const struct kv_span *s, size_t q0)
     const struct esp_attend *a = s->a;
     const struct kv_tile *tile = &s->tile;
     const uint32_t *n = a->n_visible + q0;
-    const float *x[V_ROWS];
-    float m[V_ROWS], l[V_ROWS];
+    const float *x[KV_ROWS];
+    float m[KV_ROWS], l[KV_ROWS];
     uint32_t high = 0, low = ESP_SPAN;
 
     for (int r = 0; r < n_row; r++) {
@@ -391,20 +413,18 @@ static void kv_attend_two(const struct kv_span *s, size_t q0)
     kv_attend_tile(2, s, q0);
 }
 
-#if V_ROWS > 3
 static void kv_attend_four(const struct kv_span *s, size_t q0)
 {
     kv_attend_tile(4, s, q0);
 }
-#endif
 
 static void kv_attend_full(const struct kv_span *s, size_t q0)
 {
     kv_attend_tile(V_ROWS, s, q0);
 }
 
-/* The sides of a, with places for their scales in scratch. */
-static void kv_span_make(struct kv_span *s, const struct esp_attend *a, float *scratch)
+/* The sides of a, with places in scratch for weights and sums of n_row queries and for scales. */
+static void kv_span_make(struct kv_span *s, const struct esp_attend *a, size_t n_row, float *scratch)
 {
     const struct esp_kv_scheme *scheme = a->scheme;
     const uint32_t d = a->head_dim;
@@ -415,8 +435,8 @@ static void kv_span_make(struct kv_span *s, const struct esp_attend *a, float *s
         .k = {.rows = a->k, .dim = d, .n_unit = d / ESP_KV_GROUP, .n_group = d / scheme->group, .f16 = turbo},
         .k_raw = kv_raw_key(scheme),
         .v_raw = kv_raw_value(scheme),
-        .tile = {scratch, scratch + V_ROWS * ESP_SPAN}};
-    scratch += V_ROWS * (ESP_SPAN + ESP_HEAD_MAX);
+        .tile = {scratch, scratch + n_row * ESP_SPAN}};
+    scratch += n_row * (ESP_SPAN + ESP_HEAD_MAX);
     s->v = s->k;
     s->v.rows = a->v;
     s->k.row_bytes = esp_kv_key_bytes(scheme, d);
@@ -433,27 +453,23 @@ static void kv_span_make(struct kv_span *s, const struct esp_attend *a, float *s
     s->next.rows = a->k_next;
 }
 
-static void attend_codes(const struct esp_attend *a, float *scratch)
+/* All queries, a tile at a time; s is made for a tile. */
+static void kv_attend_tiles(const struct kv_span *s)
 {
-    struct kv_span s;
+    for (size_t q = 0; q < s->a->n_query;) {
+        const size_t left = s->a->n_query - q;
 
-    kv_span_make(&s, a, scratch);
-    for (size_t q = 0; q < a->n_query;) {
-        const size_t left = a->n_query - q;
-
-        if (left >= V_ROWS) {
-            kv_attend_full(&s, q);
+        if (left >= V_ROWS && left != 4) {
+            kv_attend_full(s, q);
             q += V_ROWS;
-#if V_ROWS > 3
         } else if (left >= 4) {
-            kv_attend_four(&s, q);
+            kv_attend_four(s, q);
             q += 4;
-#endif
         } else if (left >= 2) {
-            kv_attend_two(&s, q);
+            kv_attend_two(s, q);
             q += 2;
         } else {
-            kv_attend_one(&s, q);
+            kv_attend_one(s, q);
             q++;
         }
     }
