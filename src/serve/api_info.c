@@ -108,8 +108,8 @@ static json_t *model_json(const struct esp_server *s)
     json_object_set_new(v, "capabilities",
                         json_pack("{s:b,s:b,s:b,s:s,s:b,s:b,s:b}", "vision", 0, "video", 0, "tools",
                                   m->has_template && s->tool_call >= 0, "thinking",
-                                  s->think >= 0 ? "switchable" : "none", "embeddings", 0, "fim", 0, "mtp",
-                                  m->has_mtp));
+                                  s->think >= 0 ? "switchable" : "none", "embeddings", 0, "fim", s->fim.known,
+                                  "mtp", m->has_mtp));
     json_object_set_new(v, "architecture",
                         json_pack("{s:[s],s:[s]}", "input_modalities", "text", "output_modalities", "text"));
     json_object_set_new(v, "meta",
@@ -166,17 +166,28 @@ void esp_get_model(struct esp_call *c)
                      c->s->o.model_id);
 }
 
+/* What every answer draws by, under the names that requests have. */
+static json_t *sampling_json(const esp_sampling *o)
+{
+    return json_pack("{s:f,s:i,s:f,s:f,s:f,s:f,s:f,s:f,s:f,s:f,s:f,s:f,s:I,s:I}", "temperature",
+                     (double)o->temperature, "top_k", o->top_k, "top_p", (double)o->top_p, "min_p",
+                     (double)o->min_p, "typical_p", (double)o->typical_p, "repetition_penalty",
+                     (double)o->repetition_penalty, "presence_penalty", (double)o->presence_penalty,
+                     "frequency_penalty", (double)o->frequency_penalty, "xtc_probability",
+                     (double)o->xtc_probability, "xtc_threshold", (double)o->xtc_threshold, "dry_multiplier",
+                     (double)o->dry_multiplier, "dry_base", (double)o->dry_base, "dry_allowed_length",
+                     (json_int_t)o->dry_allowed_length, "dry_penalty_last_n",
+                     o->dry_context ? (json_int_t)o->dry_context : -1);
+}
+
 static json_t *defaults_json(const struct esp_server *s)
 {
     struct esp_gen g;
     json_t *v;
 
     esp_gen_init(&g, s);
-    v = json_pack("{s:f,s:i,s:f,s:f,s:f,s:f,s:f,s:I}", "temperature", g.sampling.temperature, "top_k",
-                  g.sampling.top_k, "top_p", g.sampling.top_p, "min_p", g.sampling.min_p,
-                  "repetition_penalty", g.sampling.repetition_penalty, "presence_penalty",
-                  g.sampling.presence_penalty, "frequency_penalty", g.sampling.frequency_penalty,
-                  "max_tokens", (json_int_t)s->o.max_tokens);
+    v = sampling_json(&g.sampling);
+    json_object_set_new(v, "max_tokens", json_integer((json_int_t)s->o.max_tokens));
     esp_gen_free(&g);
     return v;
 }
@@ -195,12 +206,12 @@ void esp_get_props(struct esp_call *c)
 /* Settings of a generation, for people. */
 static json_t *params_json(const struct esp_gen *g)
 {
-    return json_pack(
-        "{s:f,s:i,s:f,s:f,s:f,s:f,s:f,s:I,s:I,s:b}", "temperature", (double)g->sampling.temperature, "top_k",
-        g->sampling.top_k, "top_p", (double)g->sampling.top_p, "min_p", (double)g->sampling.min_p,
-        "repetition_penalty", (double)g->sampling.repetition_penalty, "presence_penalty",
-        (double)g->sampling.presence_penalty, "frequency_penalty", (double)g->sampling.frequency_penalty,
-        "seed", (json_int_t)g->sampling.seed, "max_tokens", (json_int_t)g->max_tokens, "stream", g->stream);
+    json_t *v = sampling_json(&g->sampling);
+
+    json_object_set_new(v, "seed", json_integer((json_int_t)g->sampling.seed));
+    json_object_set_new(v, "max_tokens", json_integer((json_int_t)g->max_tokens));
+    json_object_set_new(v, "stream", json_boolean(g->stream));
+    return v;
 }
 
 static json_t *slot_json(const struct esp_server *s, uint32_t i)

@@ -143,6 +143,23 @@ static void histogram(const struct page *p, const char *name, const struct esp_h
     esp_strbuf_printf(p->out, "\"} %llu\n", (unsigned long long)h->n);
 }
 
+/* Of the engine's steps, whose buckets are powers of two. */
+static void steps(const struct page *p, const esp_stats *t)
+{
+    struct esp_histogram times = {.sum = t->step_seconds, .n = t->steps},
+                         sizes = {.sum = (double)t->step_tokens, .n = t->steps};
+    double seconds[ESP_STEP_BUCKETS], tokens[ESP_STEP_BUCKETS];
+
+    for (int i = 0; i < ESP_STEP_BUCKETS; i++) {
+        tokens[i] = i + 1 < ESP_STEP_BUCKETS ? (double)(UINT64_C(1) << i) : 0;
+        seconds[i] = tokens[i] * 1e-4;
+        times.count[i] = t->step_times[i];
+        sizes.count[i] = t->step_sizes[i];
+    }
+    histogram(p, "espalier:engine_step_seconds", &times, seconds);
+    histogram(p, "vllm:iteration_tokens_total", &sizes, tokens);
+}
+
 static void gauges(const struct page *p, const esp_stats *t)
 {
     const double used = t->pages_total ? (double)t->pages_used / t->pages_total : 0;
@@ -340,6 +357,7 @@ void esp_metrics_write(struct esp_server *s, struct esp_strbuf *out)
     memory(&p, s, &t);
     adapters(&p, s);
     errors(&p, s);
+    steps(&p, &t);
     histogram(&p, "espalier:grammar_compile_seconds", &m->grammar, esp_buckets_phase);
     histogram(&p, "vllm:time_to_first_token_seconds", &m->ttft, esp_buckets_ttft);
     histogram(&p, "vllm:inter_token_latency_seconds", &m->inter_token, esp_buckets_token);

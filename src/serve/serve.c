@@ -21,9 +21,11 @@
 
 #include "serve/adapters.h"
 #include "serve/background.h"
+#include "serve/fim.h"
 #include "serve/grammars.h"
 #include "serve/job.h"
 #include "serve/keys.h"
+#include "serve/repeats.h"
 #include "serve/replay.h"
 #include "serve/slots.h"
 #include "serve/store.h"
@@ -36,6 +38,7 @@ struct loading {
     struct esp_serve_engine made;
     struct esp_mounts *adapters;
     struct esp_grammars *grammars;
+    struct esp_breakers *breakers;
 };
 
 void esp_serve_defaults(struct esp_serve_opts *o)
@@ -54,7 +57,19 @@ void esp_serve_defaults(struct esp_serve_opts *o)
     o->shutdown_timeout = 60;
     o->queue_timeout = 600;
     o->sse_ping = 5;
-    o->sampling = (struct esp_serve_sampling){NAN, NAN, NAN, NAN, NAN, NAN, -2};
+    o->sampling = (struct esp_serve_sampling){NAN,
+                                              NAN,
+                                              NAN,
+                                              NAN,
+                                              NAN,
+                                              NAN,
+                                              -2,
+                                              .typical_p = 1,
+                                              .xtc_threshold = 0.1F,
+                                              .dry_base = 1.75F,
+                                              .dry_allowed_length = 2};
+    memcpy(o->dry_breakers, (const char *const[]){"\n", ":", "\"", "*"}, 4 * sizeof o->dry_breakers[0]);
+    o->n_dry_breaker = 4;
     o->thinking_budget = -1;
     o->replay_entries = 100000;
     o->replay_ttl = 7 * 86400;
@@ -77,6 +92,7 @@ static esp_status load(void *arg, esp_error *err)
     if (!esp_model_tokenizer(l->made.model))
         return esp_fail(err, ESP_ENOTFOUND, "the model has no tokenizer.json; a server needs text");
     ESP_TRY(esp_mounts_open(&l->adapters, &l->s->o, l->made.model, err));
+    ESP_TRY(esp_breakers_open(&l->breakers, &l->s->o, l->made.model, err));
     return esp_grammars_open(&l->grammars, l->s, l->made.model, N_GRAMMARS, err);
 }
 
@@ -152,6 +168,7 @@ static esp_status start_service(struct esp_server *s, const struct esp_serve_eng
     read_turns(s);
     s->think = find_token(s, "<think>");
     s->tool_call = find_token(s, "<tool_call>");
+    esp_fim_find(s);
     ESP_TRY(esp_service_open(&s->service, s->engine, NULL, err));
     s->events = event_new(s->base, esp_service_fd(s->service), EV_READ | EV_PERSIST, on_events, s);
     if (!s->events || event_add(s->events, NULL) != 0)
@@ -166,6 +183,7 @@ static void loaded(void *arg, esp_status status, const esp_error *err)
 
     s->adapters = l->adapters;
     s->grammars = l->grammars;
+    s->breakers = l->breakers;
     s->status = status;
     if (status == ESP_OK)
         s->status = start_service(s, &l->made, &s->error);
@@ -398,6 +416,7 @@ static void close_server(struct esp_server *s)
     esp_http_close(s->http);
     esp_service_close(s->service);
     esp_grammars_close(s->grammars);
+    esp_breakers_close(s->breakers);
     esp_mounts_close(s->adapters);
     if (s->engine)
         esp_engine_flush(s->engine, NULL);

@@ -32,6 +32,9 @@ enum { ESP_SERVE_EFFORTS = 6 };
 struct esp_serve_sampling { /* the server's defaults; NAN or -2 (top_k): not given */
     float temperature, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty;
     int32_t top_k;
+    /* Known to no model: always given. As esp_sampling has them. */
+    float typical_p, xtc_probability, xtc_threshold, dry_multiplier, dry_base;
+    uint32_t dry_allowed_length, dry_context;
 };
 
 struct esp_serve_engine { /* what load made */
@@ -70,6 +73,8 @@ struct esp_serve_opts {
     bool strict_max_tokens, strict_history;
     /* Answers. */
     struct esp_serve_sampling sampling;
+    const char *dry_breakers[ESP_SERVE_MAX_NAMES]; /* texts that end a repetition */
+    size_t n_dry_breaker;
     uint64_t max_tokens; /* default of max_tokens; 0: the room left */
     enum esp_serve_thinking thinking;
     bool messages_thinking_model; /* /v1/messages without a thinking field: as the model does; else off */

@@ -26,11 +26,20 @@ struct esp_replay;
 struct esp_store;
 struct esp_background;
 struct esp_grammars;
+struct esp_breakers;
 struct esp_slot;
 
 /* Requests that the log tells of: those that failed by our fault, by anybody's, all. */
 enum esp_log_amount { ESP_LOG_FAULTS, ESP_LOG_REFUSALS, ESP_LOG_ALL };
 enum esp_phase { ESP_PHASE_LOADING, ESP_PHASE_READY, ESP_PHASE_DRAINING, ESP_PHASE_FAILED };
+
+/* Tokens of fill-in-the-middle: before the text, behind it, and where the answer begins. See fim.h. */
+struct esp_fim {
+    bool known;
+    esp_token part[3];
+    esp_token end[8]; /* [n_end] the answer is over */
+    size_t n_end;
+};
 
 struct esp_server {
     struct esp_serve_opts o;
@@ -60,14 +69,16 @@ struct esp_server {
     esp_token *ends; /* [n_end] ids that end a turn */
     size_t n_end;
     esp_token think, tool_call; /* openers that may be banned; -1: none */
-    struct esp_call *calls;     /* those alive */
-    struct esp_job *jobs;       /* generations that have not ended */
+    struct esp_fim fim;
+    struct esp_call *calls; /* those alive */
+    struct esp_job *jobs;   /* generations that have not ended */
     struct esp_metrics metrics;
     struct esp_keys *keys;
     struct esp_mounts *adapters;
     struct esp_replay *replay;
     struct esp_store *store;
     struct esp_grammars *grammars;
+    struct esp_breakers *breakers;
     json_t *recent;         /* array of the last requests */
     struct esp_slot *slots; /* [rows] */
     uint64_t slot_clock;

@@ -53,6 +53,8 @@ static void test_statistics(void **state)
         "espalier:errors_total{model_name=\"demo\",code=\"invalid_value\"}",
         "vllm:lora_requests_info{",
         "espalier:grammar_compile_seconds_bucket{",
+        "espalier:engine_step_seconds_bucket{model_name=\"demo\",le=\"0.0001\"}",
+        "vllm:iteration_tokens_total_bucket{model_name=\"demo\",le=\"+Inf\"}",
         "vllm:request_success_total{"};
     struct server s;
     struct reply r;

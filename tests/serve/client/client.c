@@ -53,7 +53,7 @@ static esp_status load(void *user, struct esp_serve_engine *out, esp_error *err)
     const esp_model_opts mo = {.threads = 1};
 
     pause_for(r->s->load_delay);
-    ESP_TRY(esp_model_open(&r->model, test_path(r->s->model), &mo, err));
+    ESP_TRY(esp_model_open(&r->model, *r->s->model == '/' ? r->s->model : test_path(r->s->model), &mo, err));
     ESP_TRY(esp_engine_open(&r->engine, r->model, &r->s->engine, err));
     *out = (struct esp_serve_engine){.model = r->model,
                                      .engine = r->engine,

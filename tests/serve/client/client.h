@@ -17,7 +17,7 @@
 struct server {
     struct esp_serve_opts o;
     esp_engine_opts engine;
-    const char *model; /* folder in the checkout */
+    const char *model; /* folder in the checkout, or anywhere with a / in front */
     uint16_t port;
     char socket[104]; /* of unix:..., else "" */
     /* Private. */
