@@ -183,6 +183,7 @@ static void take_limits(struct esp_serve_opts *o, const struct esp_opt_value *v)
     o->shutdown_timeout = v[OPT_SHUTDOWN_TIMEOUT].f;
     o->queue_timeout = v[OPT_QUEUE_TIMEOUT].f;
     o->sse_ping = v[OPT_SSE_PING].f;
+    o->idle_sleep = v[OPT_IDLE_SLEEP].f;
 }
 
 static esp_status take_breakers(struct esp_serve_opts *o, const struct esp_options *opt, esp_error *err)

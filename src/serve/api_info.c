@@ -11,6 +11,7 @@
 
 #include "serve/adapters.h"
 #include "serve/job.h"
+#include "serve/life.h"
 #include "serve/page.h"
 #include "serve/replay.h"
 #include "serve/route.h"
@@ -20,7 +21,7 @@
 /* Whether the engine's thread has gone round in the last ten seconds, or has nothing to do. */
 static bool moves(const struct esp_server *s)
 {
-    return esp_service_idle_seconds(s->service) < 10 || esp_service_pending(s->service) == 0;
+    return !s->service || esp_service_idle_seconds(s->service) < 10 || esp_service_pending(s->service) == 0;
 }
 
 void esp_get_health(struct esp_call *c)
@@ -43,6 +44,8 @@ void esp_get_health(struct esp_call *c)
         json_object_set_new(v, "reason", json_string("the engine has not advanced for 10 s"));
         ok = false;
     }
+    if (ok && esp_life_asleep(s)) /* well all the same: a request wakes it, and this is none */
+        json_object_set_new(v, "sleeping", json_true());
     if (!ok)
         esp_http_header(c->r, "Retry-After", "1");
     esp_reply_json(c, ok ? 200 : 503, v);
@@ -316,9 +319,9 @@ static json_t *spec_json(const esp_stats *t)
 
 static json_t *server_json(const struct esp_server *s)
 {
-    return json_pack("{s:s,s:I,s:f,s:s,s:s}", "model", s->o.model_id, "started_at",
-                     (json_int_t)s->started_unix, "uptime_s", esp_serve_now() - s->started, "version",
-                     esp_version(), "determinism", "cache");
+    return json_pack("{s:s,s:b,s:I,s:f,s:s,s:s}", "model", s->o.model_id, "sleeping", esp_life_asleep(s),
+                     "started_at", (json_int_t)s->started_unix, "uptime_s", esp_serve_now() - s->started,
+                     "version", esp_version(), "determinism", "cache");
 }
 
 static json_t *admission_json(const struct esp_server *s, const esp_stats *t)
@@ -355,7 +358,7 @@ void esp_get_stats(struct esp_call *c)
     esp_stats t;
     json_t *v;
 
-    esp_service_stats(s->service, &t);
+    esp_life_stats(s, &t);
     esp_store_count(s->store, &entries, &bytes);
     esp_replay_count(s->replay, &replay);
     v = json_pack("{s:o,s:o,s:o,s:o,s:o,s:o,s:o,s:{s:I,s:I},s:{s:I,s:I,s:I},s:{s:O},s:O}", "server",

@@ -12,6 +12,7 @@
 #include <sys/resource.h>
 
 #include "serve/adapters.h"
+#include "serve/life.h"
 #include "serve/route.h"
 #include "serve/server.h"
 
@@ -350,7 +351,7 @@ void esp_metrics_write(struct esp_server *s, struct esp_strbuf *out)
     const struct page p = {out, s->o.model_id, s->o.metrics_names ? s->o.metrics_names : UINT_MAX};
     esp_stats t;
 
-    esp_service_stats(s->service, &t);
+    esp_life_stats(s, &t);
     gauges(&p, &t);
     counters(&p, m, &t);
     drafts(&p, &t);
@@ -370,6 +371,7 @@ void esp_metrics_write(struct esp_server *s, struct esp_strbuf *out)
     histogram(&p, "vllm:request_generation_tokens", &m->output_tokens, esp_buckets_count);
     histogram(&p, "vllm:request_params_max_tokens", &m->max_tokens, esp_buckets_count);
     histogram(&p, "vllm:request_params_n", &m->n, esp_buckets_count);
+    one(&p, "espalier:asleep", "gauge", esp_life_asleep(s) ? 1 : 0);
     one(&p, "espalier:queue_limit", "gauge", s->queue);
     http_counts(&p, m);
     process(&p, s);

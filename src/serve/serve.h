@@ -69,7 +69,8 @@ struct esp_serve_opts {
     uint64_t max_body, max_prompt_bytes, stream_buffer;
     uint32_t max_messages;
     double header_timeout, body_timeout, write_timeout, keepalive_timeout, request_timeout, shutdown_timeout,
-        queue_timeout, sse_ping; /* seconds; request_timeout 0 and sse_ping below 0: off */
+        queue_timeout, idle_sleep,
+        sse_ping; /* seconds; request_timeout and idle_sleep 0, sse_ping below 0: off */
     bool strict_max_tokens, strict_history;
     /* Answers. */
     struct esp_serve_sampling sampling;
@@ -111,6 +112,9 @@ struct esp_serve_opts {
     void *user;
     /* On a thread of its own: make the model and its engine. The server closes neither. */
     esp_status (*load)(void *user, struct esp_serve_engine *out, esp_error *err);
+    /* On a thread of its own: close what load made, which may be half made; load is called again after it.
+     * NULL: the server does not sleep. */
+    void (*unload)(void *user);
     double (*load_progress)(void *user); /* any thread; 0 to 1 */
     unsigned (*poll)(void *user);        /* ten times a second, on the loop: esp_serve_poll, or-ed */
     json_t *(*fit)(void *user);          /* GET /fit: a new object; NULL: there is none */

@@ -41,6 +41,20 @@ struct esp_fim {
     size_t n_end;
 };
 
+enum esp_life_state { ESP_LIFE_LOADING, ESP_LIFE_AWAKE, ESP_LIFE_FALLING, ESP_LIFE_ASLEEP, ESP_LIFE_WAKING };
+
+/* Of life.c: whether model and engine are there, and who waits for them. */
+struct esp_life {
+    enum esp_life_state state;
+    bool asked; /* to sleep as soon as nothing runs */
+    bool wake;  /* to be woken as soon as it has fallen asleep */
+    bool turns_read;
+    double busy_at, since; /* last use of the model; begin of falling asleep or waking */
+    esp_stats stats;       /* of the engine, while it is away */
+    struct esp_call *waiting, **last;
+    uint32_t n_waiting;
+};
+
 struct esp_server {
     struct esp_serve_opts o;
     struct event_base *base;
@@ -55,7 +69,8 @@ struct esp_server {
     int64_t started_unix;
     esp_status status; /* of loading */
     esp_error error;
-    /* From loading on. */
+    struct esp_life life;
+    /* From loading on; asleep, model, engine and service are NULL. */
     esp_model *model;
     esp_engine *engine;
     struct esp_service *service;
@@ -80,7 +95,8 @@ struct esp_server {
     struct esp_grammars *grammars;
     struct esp_breakers *breakers;
     json_t *recent;         /* array of the last requests */
-    struct esp_slot *slots; /* [rows] */
+    struct esp_slot *slots; /* [n_slot] */
+    uint32_t n_slot;
     uint64_t slot_clock;
     json_t *namespaces; /* of the cache: hexadecimal to the adapters' names */
 };
@@ -91,6 +107,7 @@ enum { ESP_CALL_PARAM = 512, ESP_CALL_PARAMS = 2 };
 struct esp_call {
     struct esp_server *s;
     struct esp_call *next, **prev;
+    struct esp_call *wait_next;    /* of those that wait for the model */
     struct esp_http_request *r;    /* NULL: the client is gone */
     const struct esp_route *route; /* NULL: none */
     enum esp_family family;
