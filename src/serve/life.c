@@ -68,17 +68,14 @@ static esp_status load(void *arg, esp_error *err)
 static void on_events(evutil_socket_t fd, short what, void *arg)
 {
     struct esp_server *s = arg;
-    struct esp_service_event *e = esp_alloc_array(EVENTS_AT_ONCE, sizeof *e);
+    struct esp_service_event *e = s->life.events;
     size_t n;
 
     (void)fd;
     (void)what;
-    if (!e)
-        return; /* tried again when the loop turns */
     n = esp_service_poll(s->service, e, EVENTS_AT_ONCE);
     for (size_t i = 0; i < n; i++)
         esp_job_event(s, &e[i]);
-    esp_free(e);
 }
 
 void esp_life_poll(struct esp_server *s)
@@ -337,6 +334,9 @@ static esp_status begin_loading(struct esp_server *s, esp_error *err)
 
 esp_status esp_life_open(struct esp_server *s, esp_error *err)
 {
+    s->life.events = esp_alloc_array(EVENTS_AT_ONCE, sizeof *s->life.events);
+    if (!s->life.events)
+        return esp_fail(err, ESP_ENOMEM, "no memory for the server");
     s->status = ESP_OK;
     s->life.last = &s->life.waiting;
     return begin_loading(s, err);
@@ -430,5 +430,6 @@ void esp_life_close(struct esp_server *s)
     if (s->engine)
         esp_engine_flush(s->engine, NULL);
     esp_slots_close(s);
+    esp_free(s->life.events);
     esp_free(s->ends);
 }

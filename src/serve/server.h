@@ -49,8 +49,9 @@ struct esp_life {
     bool asked; /* to sleep as soon as nothing runs */
     bool wake;  /* to be woken as soon as it has fallen asleep */
     bool turns_read;
-    double busy_at, since; /* last use of the model; begin of falling asleep or waking */
-    esp_stats stats;       /* of the engine, while it is away */
+    double busy_at, since;            /* last use of the model; begin of falling asleep or waking */
+    esp_stats stats;                  /* of the engine, while it is away */
+    struct esp_service_event *events; /* being handed out */
     struct esp_call *waiting, **last;
     uint32_t n_waiting;
 };

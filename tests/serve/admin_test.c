@@ -139,7 +139,8 @@ static void test_admin(void **state)
     fputs("one first emperor\n", f);
     fclose(f);
     expect(&s, "POST", "/admin/reload-keys", "x-api-key: one\r\n", NULL, 400);
-    expect(&s, "POST", "/admin/sleep", "x-api-key: one\r\n", NULL, 501);
+    expect(&s, "POST", "/admin/sleep", "x-api-key: three\r\n", NULL, 403);
+    expect(&s, "POST", "/admin/sleep", "x-api-key: one\r\n", NULL, 202);
     expect(&s, "POST", "/admin/drain", "x-api-key: one\r\n", NULL, 202);
     assert_int_equal(server_join(&s), ESP_OK); /* by itself */
 }
