@@ -116,6 +116,13 @@ ESP_API esp_status esp_token_bytes(const esp_model *m, esp_token t, char *out, s
 /* Whether t ends a turn (end of message or end of text). */
 ESP_API bool esp_token_is_end(const esp_model *m, esp_token t);
 
+/*
+ * Set the bits of the tokens that contain one of n texts (of a text that is longer than every token: the last
+ * one that it is encoded as), for esp_sampling.dry_breakers. bits: (n_vocab + 63) / 64 words; other bits stay.
+ */
+ESP_API esp_status esp_model_breakers(const esp_model *m, const char *const *texts, size_t n, uint64_t *bits,
+                                      esp_error *err);
+
 typedef struct esp_chat_opts {
     const char *tools_json;         /* array of tools in the OpenAI form, or NULL */
     const char *template_args_json; /* object of extra template variables such as {"enable_thinking": true},
@@ -276,7 +283,8 @@ typedef struct esp_event {
 } esp_event;
 
 enum {
-    ESP_SPEC_POSITIONS = 16
+    ESP_SPEC_POSITIONS = 16,
+    ESP_STEP_BUCKETS = 20
 }; /* positions that statistics tell apart; the last one counts all behind it */
 
 /*
@@ -311,6 +319,11 @@ typedef struct esp_stats {
     uint64_t spec_asked_at[ESP_SPEC_POSITIONS]; /* by position behind the pending token: tried ... */
     uint64_t spec_right_at[ESP_SPEC_POSITIONS]; /* ... and right */
     double draft_seconds;
+    /* Steps by time and by tokens, not cumulative: [i] those of more than 2^(i-1) and at most 2^i times 0.1 ms,
+     * or tokens; [0] those of less, the last one all that are longer. */
+    uint64_t step_times[ESP_STEP_BUCKETS], step_sizes[ESP_STEP_BUCKETS];
+    double step_seconds;
+    uint64_t step_tokens;
 } esp_stats;
 ESP_API void esp_engine_stats(const esp_engine *g, esp_stats *out);
 /* Write every cached text that has no file yet; returns when they are durable. ESP_EIO: some could not be
@@ -334,6 +347,15 @@ typedef struct esp_sampling {
     float presence_penalty;   /* over generated tokens only */
     float frequency_penalty;
     uint32_t repetition_context, presence_context, frequency_context; /* last tokens that count; 0: all */
+    float xtc_probability; /* 0: off; else the share of positions where ... */
+    float xtc_threshold;  /* ... of the tokens with at least this probability only the least likely one stays.
+                              Tokens that end a turn and line ends are left alone */
+    float dry_multiplier; /* 0: off; else a token that would go on with a repetition of n tokens loses ... */
+    float dry_base;       /* ... dry_multiplier * dry_base^(n - dry_allowed_length); 0 (zeroed): 1.75 */
+    uint32_t dry_allowed_length;  /* shorter repetitions are free; 0 (zeroed): 2 */
+    uint32_t dry_context;         /* last tokens in which repetitions are looked for; 0: all */
+    const uint64_t *dry_breakers; /* bit per token: repetitions do not reach over it; copied, NULL: none */
+    size_t n_dry_word;            /* 64 ids each */
     uint64_t seed;
     uint32_t choice; /* number of the answer when one request asks for several: each draws on its own */
     const esp_logit_bias *bias; /* copied */

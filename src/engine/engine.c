@@ -11,6 +11,7 @@
 #include "base/mem.h"
 
 #include "engine/cache.h"
+#include "engine/sampling.h"
 #include "engine/spec.h"
 
 static esp_status no_fit(const esp_memory_plan *p, uint64_t most, const char *what, esp_error *err)
@@ -60,6 +61,7 @@ static esp_status allocate(struct esp_engine *g, esp_error *err)
     ESP_TRY(esp_state_pools_create(&g->pools, g->dev, &shape.layout, &shape.pools, err));
     ESP_TRY(g->dev->ops->compile(g->dev, &net->tape, &g->pools->mem, &shape.plan, &g->plan, err));
     ESP_TRY(esp_sample_work_create(&g->sample_work, net->tape.n_vocab, err));
+    ESP_TRY(esp_sampling_open(g, err));
     g->ids = esp_alloc_array(o->chunk, sizeof *g->ids);
     g->pos = esp_alloc_array(o->chunk, sizeof *g->pos);
     g->out_rows = esp_alloc_array(o->chunk, sizeof *g->out_rows);
@@ -119,6 +121,7 @@ void esp_engine_close(esp_engine *g)
     if (g->dev)
         g->dev->ops->close(g->dev);
     esp_sample_work_destroy(g->sample_work);
+    esp_free(g->xtc_exempt);
     esp_free(g->ids);
     esp_free(g->pos);
     esp_free(g->out_rows);

@@ -129,6 +129,7 @@ struct esp_engine {
     struct esp_seq *seqs;
     uint32_t n_seq;
     struct esp_sample_work *sample_work;
+    uint64_t *xtc_exempt; /* bit per id */
     /* A step's arrays, allocated once. */
     int32_t *ids; /* [chunk] */
     int32_t (*pos)[3];

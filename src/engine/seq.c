@@ -11,59 +11,8 @@
 #include "base/mem.h"
 
 #include "engine/cache.h"
+#include "engine/sampling.h"
 #include "engine/spec.h"
-
-static struct esp_sample_params params_of(const struct esp_seq *s, struct esp_sample_bias *bias)
-{
-    const esp_sampling *o = &s->opts.sampling;
-    struct esp_sample_params p;
-
-    esp_sample_params_init(&p);
-    p.temperature = o->temperature;
-    p.top_k = o->top_k;
-    p.top_p = o->top_p == 0 ? 1.0 : o->top_p;
-    p.min_p = o->min_p;
-    p.typical_p = o->typical_p == 0 ? 1.0 : o->typical_p;
-    p.repetition_context_size = o->repetition_context;
-    p.presence_context_size = o->presence_context;
-    p.frequency_context_size = o->frequency_context;
-    p.repetition_penalty = o->repetition_penalty == 0 ? 1.0 : o->repetition_penalty;
-    p.presence_penalty = o->presence_penalty;
-    p.frequency_penalty = o->frequency_penalty;
-    p.seed = o->seed;
-    p.choice = o->choice;
-    for (size_t i = 0; i < o->n_bias; i++)
-        bias[i] = (struct esp_sample_bias){.id = (uint32_t)o->bias[i].token,
-                                           .bias = o->bias[i].bias < -100 ? -100 : o->bias[i].bias};
-    p.bias = bias;
-    p.n_bias = o->n_bias;
-    return p;
-}
-
-static esp_status make_sampler(struct esp_seq *s, esp_error *err)
-{
-    const esp_sampling *o = &s->opts.sampling;
-    struct esp_sample_bias *bias;
-    struct esp_sample_params p;
-    esp_status st;
-
-    if (o->n_bias > ESP_SAMPLE_MAX_BIAS || (o->n_bias && !o->bias))
-        return esp_fail(err, ESP_EINVAL, "n_bias %zu; at most %d entries are accepted", o->n_bias,
-                        ESP_SAMPLE_MAX_BIAS);
-    if (s->opts.priority < -100 || s->opts.priority > 100)
-        return esp_fail(err, ESP_EINVAL, "priority %d; -100 to 100 are accepted", s->opts.priority);
-    if (s->opts.top_logprobs > MAX_TOP)
-        return esp_fail(err, ESP_EINVAL, "top_logprobs %u; 0 to %d are accepted", s->opts.top_logprobs,
-                        MAX_TOP);
-    bias = esp_alloc_array(o->n_bias, sizeof *bias);
-    if (!bias)
-        return esp_fail(err, ESP_ENOMEM, "sequence: out of memory");
-    p = params_of(s, bias);
-    st = esp_sampler_create(&s->sampler, &p, s->engine->sample_work, s->engine->opts.context, err);
-    esp_free(bias);
-    s->opts.sampling.bias = NULL;
-    return st;
-}
 
 static void link_seq(struct esp_seq *s)
 {
@@ -92,7 +41,7 @@ static esp_status create(struct esp_seq **out, struct esp_engine *g, const esp_s
         s->opts = *o;
     s->used = ++g->n_use;
     s->tokens = esp_alloc_array(g->opts.context, sizeof *s->tokens);
-    st = s->tokens ? make_sampler(s, err) : esp_fail(err, ESP_ENOMEM, "sequence: out of memory");
+    st = s->tokens ? esp_sampling_make(s, err) : esp_fail(err, ESP_ENOMEM, "sequence: out of memory");
     if (st == ESP_OK)
         st = esp_seq_lora_resolve(g, &s->opts, &s->lora, err);
     s->ns = esp_cache_namespace(&g->identity, &s->opts, s->lora.key);

@@ -36,7 +36,7 @@ struct esp_service_request {
     size_t n_mark;
     size_t max_new;
     uint32_t n_choice; /* 1 to 16; 0: 1. They share the prompt, and each counts as a row */
-    esp_seq_opts opts; /* bias copied; choice is set by the service */
+    esp_seq_opts opts; /* bias and dry_breakers copied; choice is set by the service */
     /* Of every choice's answer; copied, NULL: none. With ESP_OK what it points to belongs to the service,
      * which closes it on its own thread or at its end. Several choices need clone(). */
     const struct esp_constraint *constraint;

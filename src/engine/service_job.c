@@ -19,6 +19,7 @@ void esp_service_job_free(struct esp_service_job *j)
     esp_free(j->tokens);
     esp_free(j->marks);
     esp_free(j->bias);
+    esp_free(j->breakers);
     esp_free(j->pins);
     esp_free(j->logits);
     if (j->constraint.close)
@@ -47,12 +48,16 @@ esp_status esp_service_job_make(struct esp_service_job **out, const struct esp_s
     j->tokens = copy_of(r->tokens, r->n, sizeof *r->tokens);
     j->marks = copy_of(r->marks, r->n_mark, sizeof *r->marks);
     j->bias = copy_of(r->opts.sampling.bias, r->opts.sampling.n_bias, sizeof *j->bias);
+    if (!j->r.opts.sampling.dry_breakers)
+        j->r.opts.sampling.n_dry_word = 0;
+    j->breakers = copy_of(r->opts.sampling.dry_breakers, j->r.opts.sampling.n_dry_word, sizeof *j->breakers);
     j->pins = copy_of(r->pins, r->n_pin, sizeof *j->pins);
-    if (!j->tokens || !j->marks || !j->bias || !j->pins) {
+    if (!j->tokens || !j->marks || !j->bias || !j->breakers || !j->pins) {
         esp_service_job_free(j);
         return esp_fail(err, ESP_ENOMEM, "request of %zu tokens: out of memory", r->n);
     }
     j->r.opts.sampling.bias = j->bias;
+    j->r.opts.sampling.dry_breakers = j->breakers;
     if (r->goes_on)
         j->r.opts.priority = FIRST; /* its place was its own a moment ago */
     if (r->constraint)

@@ -19,6 +19,7 @@ struct esp_service_job {
     esp_token *tokens;
     size_t *marks;
     esp_logit_bias *bias;
+    uint64_t *breakers;
     struct esp_constraint constraint; /* until a sequence has it; all zero: none */
     atomic_uint cancel;               /* bit per choice */
     /* The thread's own. */

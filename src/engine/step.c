@@ -234,6 +234,30 @@ static void build(struct esp_engine *g, struct step *st)
     st->batch.hidden = g->spec.hidden;
 }
 
+/* Index of the power of two that x reaches up to. */
+static uint32_t bucket(double x)
+{
+    uint32_t i = 0;
+
+    for (double most = 1; i + 1 < ESP_STEP_BUCKETS && x > most; most *= 2)
+        i++;
+    return i;
+}
+
+static void count_step(esp_stats *t, const struct step *st, uint32_t n_prompt, double dt)
+{
+    const uint32_t n_tok = st->batch.n_tok;
+
+    t->steps++;
+    t->prompt_tokens += n_prompt;
+    t->generate_seconds += dt * (n_tok - n_prompt) / n_tok;
+    t->prompt_seconds += dt * n_prompt / n_tok;
+    t->step_times[bucket(dt * 1e4)]++;
+    t->step_sizes[bucket(n_tok)]++;
+    t->step_seconds += dt;
+    t->step_tokens += n_tok;
+}
+
 static esp_status run(struct esp_engine *g, struct step *st, esp_error *err)
 {
     uint32_t n_single = st->n_tok[ESP_ROW_DECODE] + st->n_tok[ESP_ROW_VERIFY],
@@ -252,10 +276,7 @@ static esp_status run(struct esp_engine *g, struct step *st, esp_error *err)
     esp_engine_measure(g, n_single, n_prompt, dt);
     if (n_prompt == 0)
         esp_spec_measure(g, n_single, esp_spec_now(g) - work0);
-    g->stats.steps++;
-    g->stats.prompt_tokens += n_prompt;
-    g->stats.generate_seconds += dt * n_single / st->batch.n_tok;
-    g->stats.prompt_seconds += dt * n_prompt / st->batch.n_tok;
+    count_step(&g->stats, st, n_prompt, dt);
     for (uint32_t i = 0; i < st->batch.n_seq; i++)
         esp_engine_end_row(g, &g->batch_seqs[i], g->batch_owner[i]);
     return ESP_OK;

@@ -6,6 +6,7 @@
  */
 #include "program/verbs.h"
 
+#include <stddef.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -54,36 +55,44 @@ static esp_status do_think(struct chat *c, const char *arg, esp_error *err)
     return ESP_OK;
 }
 
+/* What /set may change of the sampling, and where it lies. */
+static const struct {
+    enum esp_opt_id id;
+    size_t at; /* of a float */
+} numbers[] = {
+    {OPT_TEMPERATURE, offsetof(esp_sampling, temperature)},
+    {OPT_TOP_P, offsetof(esp_sampling, top_p)},
+    {OPT_MIN_P, offsetof(esp_sampling, min_p)},
+    {OPT_TYPICAL_P, offsetof(esp_sampling, typical_p)},
+    {OPT_REPEAT_PENALTY, offsetof(esp_sampling, repetition_penalty)},
+    {OPT_PRESENCE_PENALTY, offsetof(esp_sampling, presence_penalty)},
+    {OPT_FREQUENCY_PENALTY, offsetof(esp_sampling, frequency_penalty)},
+    {OPT_XTC_PROBABILITY, offsetof(esp_sampling, xtc_probability)},
+    {OPT_XTC_THRESHOLD, offsetof(esp_sampling, xtc_threshold)},
+    {OPT_DRY_MULTIPLIER, offsetof(esp_sampling, dry_multiplier)},
+    {OPT_DRY_BASE, offsetof(esp_sampling, dry_base)},
+};
+enum { N_NUMBERS = sizeof numbers / sizeof numbers[0] };
+
 /* Copy a parsed flag value into the sampling. */
 static void apply(struct esp_talk *t, enum esp_opt_id id, const struct esp_opt_value *v)
 {
-    esp_sampling *s = &t->sampling;
+    const float f = (float)v->f;
 
+    for (size_t i = 0; i < N_NUMBERS; i++)
+        if (numbers[i].id == id) {
+            memcpy((char *)&t->sampling + numbers[i].at, &f, sizeof f);
+            return;
+        }
     switch (id) {
-    case OPT_TEMPERATURE:
-        s->temperature = (float)v->f;
-        break;
     case OPT_TOP_K:
-        s->top_k = (int32_t)v->i;
+        t->sampling.top_k = (int32_t)v->i;
         break;
-    case OPT_TOP_P:
-        s->top_p = (float)v->f;
-        break;
-    case OPT_MIN_P:
-        s->min_p = (float)v->f;
-        break;
-    case OPT_REPEAT_PENALTY:
-        s->repetition_penalty = (float)v->f;
-        break;
-    case OPT_PRESENCE_PENALTY:
-        s->presence_penalty = (float)v->f;
-        break;
-    case OPT_FREQUENCY_PENALTY:
-        s->frequency_penalty = (float)v->f;
+    case OPT_DRY_ALLOWED_LENGTH:
+        t->sampling.dry_allowed_length = (uint32_t)v->i;
         break;
     case OPT_SEED:
-        s->seed = (uint64_t)v->i;
-        t->session->seed = s->seed;
+        t->session->seed = t->sampling.seed = (uint64_t)v->i;
         break;
     default:
         t->max_tokens = (size_t)v->i;
@@ -109,14 +118,12 @@ static esp_status do_adapter(struct chat *c, const char *arg, esp_error *err)
 
 static esp_status do_set(struct chat *c, const char *arg, esp_error *err)
 {
-    static const enum esp_opt_id ids[] = {
-        OPT_TEMPERATURE,       OPT_TOP_K, OPT_TOP_P,     OPT_MIN_P, OPT_REPEAT_PENALTY, OPT_PRESENCE_PENALTY,
-        OPT_FREQUENCY_PENALTY, OPT_SEED,  OPT_MAX_TOKENS};
+    static const enum esp_opt_id others[] = {OPT_TOP_K, OPT_DRY_ALLOWED_LENGTH, OPT_SEED, OPT_MAX_TOKENS};
     const size_t n = strcspn(arg, " \t");
     const char *value = arg + n + strspn(arg + n, " \t");
 
-    for (size_t i = 0; i < sizeof ids / sizeof *ids; i++) {
-        const struct esp_opt *o = esp_opt_get(ids[i]);
+    for (size_t i = 0; i < N_NUMBERS + sizeof others / sizeof *others; i++) {
+        const struct esp_opt *o = esp_opt_get(i < N_NUMBERS ? numbers[i].id : others[i - N_NUMBERS]);
         struct esp_opt_value v = {0};
 
         if (!(strlen(o->name) == n && strncmp(arg, o->name, n) == 0) &&
@@ -132,8 +139,9 @@ static esp_status do_set(struct chat *c, const char *arg, esp_error *err)
         return esp_talk_resample(c->talk, err);
     }
     return esp_fail(err, ESP_EINVAL,
-                    "/set takes one of temperature, top-k, top-p, min-p, repeat-penalty, presence-penalty, "
-                    "frequency-penalty, seed, max-tokens, and a value");
+                    "/set takes one of temperature, top-k, top-p, min-p, typical-p, repeat-penalty, "
+                    "presence-penalty, frequency-penalty, xtc-probability, xtc-threshold, dry-multiplier, "
+                    "dry-base, dry-allowed-length, seed, max-tokens, and a value");
 }
 
 static esp_status do_save(struct chat *c, const char *arg, esp_error *err)

@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "base/mem.h"
+#include "program/session.h"
 
 /* Values of a repeatable flag, each of which may be a comma list. */
 static esp_status take_list(const struct esp_options *opt, enum esp_opt_id id, const char **out, size_t cap,
@@ -55,6 +56,13 @@ static void take_answers(struct esp_serve_opts *o, const struct esp_opt_value *v
         .presence_penalty = given_or_nan(&v[OPT_PRESENCE_PENALTY]),
         .frequency_penalty = given_or_nan(&v[OPT_FREQUENCY_PENALTY]),
         .top_k = v[OPT_TOP_K].given ? (int32_t)v[OPT_TOP_K].i : -2,
+        .typical_p = (float)v[OPT_TYPICAL_P].f,
+        .xtc_probability = (float)v[OPT_XTC_PROBABILITY].f,
+        .xtc_threshold = (float)v[OPT_XTC_THRESHOLD].f,
+        .dry_multiplier = v[OPT_DRY_LAST_N].i == 0 ? 0 : (float)v[OPT_DRY_MULTIPLIER].f,
+        .dry_base = (float)v[OPT_DRY_BASE].f,
+        .dry_allowed_length = (uint32_t)v[OPT_DRY_ALLOWED_LENGTH].i,
+        .dry_context = v[OPT_DRY_LAST_N].i > 0 ? (uint32_t)v[OPT_DRY_LAST_N].i : 0,
     };
     o->max_tokens = (uint64_t)v[OPT_MAX_TOKENS].i;
     o->thinking = thinking[v[OPT_THINKING].i];
@@ -175,10 +183,24 @@ static void take_limits(struct esp_serve_opts *o, const struct esp_opt_value *v)
     o->shutdown_timeout = v[OPT_SHUTDOWN_TIMEOUT].f;
     o->queue_timeout = v[OPT_QUEUE_TIMEOUT].f;
     o->sse_ping = v[OPT_SSE_PING].f;
+    o->idle_sleep = v[OPT_IDLE_SLEEP].f;
+}
+
+static esp_status take_breakers(struct esp_serve_opts *o, const struct esp_options *opt, esp_error *err)
+{
+    const char *texts[MAX_OPT_LIST];
+
+    o->n_dry_breaker = esp_session_breakers(opt, texts);
+    if (o->n_dry_breaker > ESP_SERVE_MAX_NAMES)
+        return esp_fail(err, ESP_EINVAL, "--dry-sequence-breaker: %zu texts; at most %d are accepted",
+                        o->n_dry_breaker, ESP_SERVE_MAX_NAMES);
+    memcpy(o->dry_breakers, texts, o->n_dry_breaker * sizeof texts[0]);
+    return ESP_OK;
 }
 
 esp_status esp_serve_flags(struct esp_serve_opts *o, const struct esp_options *opt, esp_error *err)
 {
+    ESP_TRY(take_breakers(o, opt, err));
     take_limits(o, opt->v);
     take_answers(o, opt->v);
     return take_network(o, opt, err);

@@ -262,6 +262,7 @@ void esp_session_close(struct esp_session *s)
     esp_model_close(s->draft);
     if (s->model)
         esp_model_close(s->model);
+    esp_free(s->breakers);
     esp_free(s->path);
     memset(s, 0, sizeof *s);
 }
@@ -278,6 +279,44 @@ static float pick(const struct esp_opt_value *flag, float models, float built_in
 size_t esp_session_max_tokens(const struct esp_options *opt)
 {
     return opt->v[OPT_MAX_TOKENS].given ? (size_t)opt->v[OPT_MAX_TOKENS].i : SIZE_MAX;
+}
+
+size_t esp_session_breakers(const struct esp_options *opt, const char *out[MAX_OPT_LIST])
+{
+    static const char *const usual[] = {"\n", ":", "\"", "*"};
+    const struct esp_opt_value *v = &opt->v[OPT_DRY_BREAKER];
+    const char *const *from = v->given ? v->list : usual;
+    const size_t n = v->given ? v->n : sizeof usual / sizeof usual[0];
+
+    if (v->given && n == 1 && strcmp(from[0], "none") == 0)
+        return 0;
+    memcpy(out, from, n * sizeof *out);
+    return n;
+}
+
+/* XTC and DRY, all of whose values have defaults of their own. */
+static esp_status more_sampling(struct esp_session *s, esp_sampling *out, esp_error *err)
+{
+    const struct esp_opt_value *v = s->opt->v;
+    const char *texts[MAX_OPT_LIST];
+    const size_t n = esp_session_breakers(s->opt, texts);
+
+    out->typical_p = (float)v[OPT_TYPICAL_P].f;
+    out->xtc_probability = (float)v[OPT_XTC_PROBABILITY].f;
+    out->xtc_threshold = (float)v[OPT_XTC_THRESHOLD].f;
+    out->dry_multiplier = v[OPT_DRY_LAST_N].i == 0 ? 0 : (float)v[OPT_DRY_MULTIPLIER].f;
+    out->dry_base = (float)v[OPT_DRY_BASE].f;
+    out->dry_allowed_length = (uint32_t)v[OPT_DRY_ALLOWED_LENGTH].i;
+    out->dry_context = v[OPT_DRY_LAST_N].i > 0 ? (uint32_t)v[OPT_DRY_LAST_N].i : 0;
+    if (!(out->dry_multiplier > 0) && s->opt->verb->id != VERB_RUN) /* a chat may still switch it on */
+        return ESP_OK;
+    out->n_dry_word = ((size_t)s->info.n_vocab + 63) / 64;
+    esp_free(s->breakers);
+    s->breakers = esp_alloc_array(out->n_dry_word, sizeof *s->breakers);
+    if (!s->breakers)
+        return esp_fail(err, ESP_ENOMEM, "no memory for a set of tokens");
+    out->dry_breakers = s->breakers;
+    return esp_model_breakers(s->model, texts, n, s->breakers, err);
 }
 
 esp_status esp_session_sampling(struct esp_session *s, esp_sampling *out, esp_error *err)
@@ -306,7 +345,7 @@ esp_status esp_session_sampling(struct esp_session *s, esp_sampling *out, esp_er
         s->seed >>= 11; /* 53 bits: exact in every JSON reader */
     }
     out->seed = s->seed;
-    return ESP_OK;
+    return more_sampling(s, out, err);
 }
 
 esp_status esp_session_template_args(const struct esp_options *opt, json_t **out, esp_error *err)

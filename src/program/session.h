@@ -29,6 +29,7 @@ struct esp_session {
     esp_engine_opts engine_opts;
     struct esp_progress progress; /* while loading */
     uint64_t seed;
+    uint64_t *breakers; /* of the sampling, or NULL */
 };
 
 /* Find and open the model that the flags name, and the adapters. */
@@ -47,6 +48,8 @@ size_t esp_session_max_tokens(const struct esp_options *opt);
 /* Sampling by flag, else the model's defaults, else the built-in ones; draws s->seed when no flag gives one.
  */
 esp_status esp_session_sampling(struct esp_session *s, esp_sampling *out, esp_error *err);
+/* The texts of --dry-sequence-breaker, or the usual ones, into out; the number of them. */
+size_t esp_session_breakers(const struct esp_options *opt, const char *out[MAX_OPT_LIST]);
 /* Template variables from --thinking and --template-arg: a new JSON object. */
 esp_status esp_session_template_args(const struct esp_options *opt, json_t **out, esp_error *err);
 

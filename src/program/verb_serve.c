@@ -6,6 +6,7 @@
  */
 #include "program/verbs.h"
 
+#include <malloc.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -182,6 +183,8 @@ static void make_report(struct serving *s)
                         .budget = s->budget};
 
     esp_machine_read(&f.machine);
+    if (s->report) /* of before a sleep, and may be being read */
+        return;
     if (esp_fit_search(&f, NULL) == ESP_OK)
         s->report = esp_fit_document(&f);
     if (s->report)
@@ -195,7 +198,8 @@ static esp_status load(void *user, struct esp_serve_engine *out, esp_error *err)
     ESP_TRY(esp_session_open(&s->session, s->opt, err));
     ESP_TRY(engine_opts(s, err));
     ESP_TRY(esp_session_engine(&s->session, err));
-    make_fingerprint(s);
+    if (!s->fingerprint[0])
+        make_fingerprint(s);
     make_report(s);
     *out = (struct esp_serve_engine){.model = s->session.model,
                                      .engine = s->session.engine,
@@ -207,6 +211,14 @@ static esp_status load(void *user, struct esp_serve_engine *out, esp_error *err)
                                      .budget = s->budget,
                                      .device = esp_device_id(&s->session)};
     return ESP_OK;
+}
+
+static void unload(void *user)
+{
+    struct serving *s = user;
+
+    esp_session_close(&s->session);
+    malloc_trim(0); /* the system gets back what the heap holds for later */
 }
 
 static json_t *fit_report(void *user)
@@ -444,6 +456,7 @@ static int run(struct serving *s, struct esp_options *o)
         return dry_run(s);
     s->o.user = s;
     s->o.load = load;
+    s->o.unload = unload;
     s->o.poll = poll_signals;
     s->o.listening = listening;
     s->o.ready = ready;

@@ -29,6 +29,10 @@ static const struct range real_fields[] = {
     {FIELD(repetition_penalty), 0, 2, true},
     {FIELD(presence_penalty), -2, 2, false},
     {FIELD(frequency_penalty), -2, 2, false},
+    {FIELD(xtc_probability), 0, 1, false},
+    {FIELD(xtc_threshold), 0, 1, false},
+    {FIELD(dry_multiplier), 0, 100, false},
+    {FIELD(dry_base), 1, 100, false},
 };
 
 static const struct {
@@ -41,12 +45,20 @@ static const struct {
     {FIELD(repetition_context_size), 0, "an integer >= 0, 0 for the whole sequence"},
     {FIELD(presence_context_size), 0, "an integer >= 0, 0 for the whole sequence"},
     {FIELD(frequency_context_size), 0, "an integer >= 0, 0 for the whole sequence"},
+    {FIELD(dry_allowed_length), 1, "an integer >= 1"},
+    {FIELD(dry_context_size), 0, "an integer >= 0, 0 for the whole sequence"},
     {FIELD(min_tokens), 0, "an integer >= 0"},
 };
 
 void esp_sample_params_init(struct esp_sample_params *p)
 {
-    *p = (struct esp_sample_params){.temperature = 0.7, .top_p = 1, .typical_p = 1, .repetition_penalty = 1};
+    *p = (struct esp_sample_params){.temperature = 0.7,
+                                    .top_p = 1,
+                                    .typical_p = 1,
+                                    .repetition_penalty = 1,
+                                    .xtc_threshold = 0.1,
+                                    .dry_base = 1.75,
+                                    .dry_allowed_length = 2};
 }
 
 /* Whether an id occurs twice, by a small open-addressing set of list positions. */

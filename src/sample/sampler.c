@@ -6,7 +6,6 @@
  */
 #include "sample/sampler.h"
 
-#include <float.h>
 #include <inttypes.h>
 #include <math.h>
 #include <string.h>
@@ -14,15 +13,18 @@
 #include "base/mem.h"
 #include "base/rng.h"
 
+#include "sample/dry.h"
 #include "sample/history.h"
 #include "sample/select.h"
 
 struct esp_sampler {
-    struct esp_sample_params p; /* bias and end_ids point to own copies */
+    struct esp_sample_params p; /* bias, end_ids and dry_breakers point to own copies */
     struct esp_sample_work *work;
     struct esp_sample_history history;
     struct esp_sample_bias *bias;
     uint32_t *end_ids;
+    uint64_t *breakers;
+    struct esp_sample_dry dry;
 };
 
 static bool has_penalty(const struct esp_sample_params *p)
@@ -33,13 +35,34 @@ static bool has_penalty(const struct esp_sample_params *p)
 size_t esp_sampler_bytes(const struct esp_sample_params *p, uint32_t n_vocab, size_t max_tokens)
 {
     return sizeof(struct esp_sampler) + p->n_bias * sizeof *p->bias + p->n_end * sizeof *p->end_ids +
-           esp_sample_history_bytes(n_vocab, max_tokens, has_penalty(p));
+           esp_sample_history_bytes(n_vocab, max_tokens, has_penalty(p)) +
+           (p->dry_multiplier > 0 ? max_tokens * sizeof(uint32_t) + p->n_dry_word * sizeof(uint64_t) : 0);
 }
 
 /* 0 means the whole sequence; so does a window longer than size_t. */
 static size_t window_size(int64_t context)
 {
     return context > 0 && (uint64_t)context < SIZE_MAX ? (size_t)context : SIZE_MAX;
+}
+
+static esp_status open_dry(struct esp_sampler *s, const struct esp_sample_params *p, size_t max_tokens,
+                           esp_error *err)
+{
+    if (!(p->dry_multiplier > 0))
+        return ESP_OK;
+    s->breakers = esp_alloc_array(p->n_dry_word, sizeof *s->breakers);
+    s->dry = (struct esp_sample_dry){.multiplier = p->dry_multiplier,
+                                     .base = p->dry_base,
+                                     .allowed = (size_t)p->dry_allowed_length,
+                                     .window = window_size(p->dry_context_size),
+                                     .breakers = s->breakers,
+                                     .n_words = p->n_dry_word,
+                                     .match = esp_alloc_array(max_tokens, sizeof *s->dry.match)};
+    if (!s->breakers || !s->dry.match)
+        return esp_fail(err, ESP_ENOMEM, "sampler: no memory for repetitions in %zu tokens", max_tokens);
+    if (p->n_dry_word)
+        memcpy(s->breakers, p->dry_breakers, p->n_dry_word * sizeof *s->breakers);
+    return ESP_OK;
 }
 
 esp_status esp_sampler_create(struct esp_sampler **out, const struct esp_sample_params *p,
@@ -53,6 +76,8 @@ esp_status esp_sampler_create(struct esp_sampler **out, const struct esp_sample_
     if (!s)
         return esp_fail(err, ESP_ENOMEM, "sampler: out of memory");
     status = esp_sample_history_init(&s->history, work->n_vocab, max_tokens, has_penalty(p), err);
+    if (status == ESP_OK)
+        status = open_dry(s, p, max_tokens, err);
     if (status != ESP_OK)
         goto failed;
     s->bias = esp_alloc_array(p->n_bias, sizeof *s->bias);
@@ -68,6 +93,7 @@ esp_status esp_sampler_create(struct esp_sampler **out, const struct esp_sample_
     s->p = *p;
     s->p.bias = s->bias;
     s->p.end_ids = s->end_ids;
+    s->p.dry_breakers = s->breakers;
     s->work = work;
     s->history.window[ESP_WINDOW_REPETITION] = window_size(p->repetition_context_size);
     s->history.window[ESP_WINDOW_PRESENCE] = window_size(p->presence_context_size);
@@ -86,6 +112,8 @@ void esp_sampler_destroy(struct esp_sampler *s)
     esp_sample_history_clear(&s->history);
     esp_free(s->bias);
     esp_free(s->end_ids);
+    esp_free(s->breakers);
+    esp_free(s->dry.match);
     esp_free(s);
 }
 
@@ -117,12 +145,6 @@ size_t esp_sampler_n_generated(const struct esp_sampler *s)
     return s->history.n_generated;
 }
 
-/* An edit saturates: it never turns a finite logit into a ban or an infinity. */
-static float saturate(double x)
-{
-    return x > (double)FLT_MAX ? FLT_MAX : x < -(double)FLT_MAX ? -FLT_MAX : (float)x;
-}
-
 static void add_bias(const struct esp_sampler *s)
 {
     for (size_t i = 0; i < s->p.n_bias; i++) {
@@ -132,7 +154,7 @@ static void add_bias(const struct esp_sampler *s)
         if (bias <= -100)
             esp_sample_work_set(s->work, id, -INFINITY);
         else
-            esp_sample_work_set(s->work, id, saturate((double)s->work->logit[id] + (double)bias));
+            esp_sample_work_set(s->work, id, esp_sample_saturate((double)s->work->logit[id] + (double)bias));
     }
 }
 
@@ -147,7 +169,7 @@ static void add_penalties(const struct esp_sampler *s)
         if (e->count[ESP_WINDOW_PRESENCE])
             x -= s->p.presence_penalty;
         x -= s->p.frequency_penalty * e->count[ESP_WINDOW_FREQUENCY];
-        esp_sample_work_set(s->work, e->id, saturate(x));
+        esp_sample_work_set(s->work, e->id, esp_sample_saturate(x));
     }
 }
 
@@ -189,6 +211,8 @@ static esp_status process(const struct esp_sampler *s, const float *logits, cons
                         w->n_vocab);
     add_bias(s);
     add_penalties(s);
+    if (s->dry.multiplier > 0)
+        esp_sample_dry_apply(&s->dry, &s->history, w);
     if (s->p.n_end && (uint64_t)s->history.n_generated < (uint64_t)s->p.min_tokens)
         *max = ban_end_tokens(s);
     else
@@ -211,6 +235,13 @@ esp_status esp_sampler_draw(const struct esp_sampler *s, const float *logits, co
         return ESP_OK;
     }
     esp_sample_work_select(s->work, &s->p, max);
+    if (s->p.xtc_probability > 0) {
+        const struct esp_rng_key whether = {
+            .seed = s->p.seed, .choice = s->p.choice, .position = position, .draw = 1};
+
+        if (esp_rng_uniform(&whether) < s->p.xtc_probability)
+            esp_sample_work_exclude(s->work, &s->p);
+    }
     out->id = esp_sample_work_pick(s->work, esp_rng_uniform(&key));
     out->n_kept = s->work->n_kept;
     return ESP_OK;

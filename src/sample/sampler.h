@@ -4,8 +4,8 @@
  * share, so that a row costs kilobytes. A draw changes neither: it is a function of (parameters, history,
  * logits, mask, position), which is what lets speculation try a position twice.
  *
- * Order of operations: allowed mask, logit_bias, repetition penalty, presence and frequency penalties, end
- * tokens before min_tokens, temperature, top_k, top_p, min_p, typical_p, draw.
+ * Order of operations: allowed mask, logit_bias, repetition penalty, presence and frequency penalties, DRY, end
+ * tokens before min_tokens, temperature, top_k, top_p, min_p, typical_p, XTC, draw.
  *
  * SPDX-License-Identifier: MIT
  */
@@ -41,6 +41,15 @@ struct esp_sample_params {
     int64_t frequency_context_size;
     const struct esp_sample_bias *bias; /* n_bias <= ESP_SAMPLE_MAX_BIAS, ids differ; copied by create */
     size_t n_bias;
+    double xtc_probability;     /* [0, 1]; at this share of the positions ... 0 is off */
+    double xtc_threshold;       /* [0, 1]; ... of the tokens this likely only the least likely one stays */
+    const uint64_t *xtc_exempt; /* bit per id: tokens that XTC leaves alone; borrowed, NULL: none */
+    double dry_multiplier;      /* [0, 100]; 0 is off. Penalises what goes on with a repetition, see dry.h */
+    double dry_base;            /* [1, 100] */
+    int64_t dry_allowed_length; /* >= 1 */
+    int64_t dry_context_size;   /* last N tokens, 0 = all of them */
+    const uint64_t *dry_breakers; /* [n_dry_word] bit per id; copied by create */
+    size_t n_dry_word;
     int64_t min_tokens;      /* the end tokens are banned until this many tokens are generated */
     const uint32_t *end_ids; /* n_end <= ESP_SAMPLE_MAX_END; copied by create */
     size_t n_end;
@@ -54,7 +63,8 @@ enum {
     ESP_SAMPLE_MAX_TOP = 20  /* top_logprobs */
 };
 
-/* temperature 0.7, every filter, penalty, bias and minimum off, seed 0, choice 0. */
+/* temperature 0.7, every filter, penalty, bias and minimum off, seed 0, choice 0; XTC's threshold 0.1, DRY's base
+ * 1.75 and allowed length 2, which mean nothing while they are off. */
 void esp_sample_params_init(struct esp_sample_params *p);
 
 /*
@@ -74,7 +84,7 @@ size_t esp_sample_work_bytes(uint32_t n_vocab);
 
 /*
  * A sampler for at most max_tokens tokens of history. All memory is taken here: esp_sampler_bytes() of it, 4
- * bytes a token and, if a penalty is on, 4 more an id and 16 more a token. work is borrowed and must outlive
+ * bytes a token and, if a penalty is on, 4 more an id and 16 more a token; with DRY 4 more a token. work is borrowed and must outlive
  * the sampler. Errors: those of esp_sample_params_check, ESP_ENOMEM.
  */
 struct esp_sampler;
@@ -112,7 +122,9 @@ struct esp_sample_result {
  * Temperature 0: the highest value after mask, bias and penalties, lowest id on ties, no random number.
  * Otherwise: top_k keeps the first k in (value descending, id ascending) order; top_p the shortest prefix of
  * that order with mass >= top_p of what top_k left; min_p those with p >= min_p * p_max; typical_p the
- * shortest prefix with mass >= typical_p in order of |-log p - entropy|, ids ascending on ties. One uniform
+ * shortest prefix with mass >= typical_p in order of |-log p - entropy|, ids ascending on ties; XTC, when the
+ * second random number of the position is below xtc_probability, removes of the kept ids with p >= xtc_threshold
+ * all but the last in (value descending, id ascending) order, those of xtc_exempt set aside. One uniform
  * number u picks, in ascending id order, the first kept id whose cumulative weight exceeds u times the total.
  * Sums are doubles in an order that only the kept set decides; exp is our own, so all machines agree. Weights
  * below e^-60 of the greatest count as zero: together they stay below one step of u. A sequence whose end

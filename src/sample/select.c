@@ -143,6 +143,11 @@ void esp_sample_work_load(struct esp_sample_work *w, const float *logits, const 
     }
 }
 
+float esp_sample_saturate(double x)
+{
+    return x > (double)FLT_MAX ? FLT_MAX : x < -(double)FLT_MAX ? -FLT_MAX : (float)x;
+}
+
 void esp_sample_work_set(struct esp_sample_work *w, uint32_t id, float value)
 {
     if (w->logit[id] > -INFINITY) {
@@ -436,6 +441,16 @@ static void keep_min_p(struct esp_sample_work *w, double min_p)
     w->n_kept = kept;
 }
 
+/* The most likely id may be gone: the draw knows the kept set alone. */
+static void weigh_anew(struct esp_sample_work *w, double temperature)
+{
+    float max = -INFINITY;
+
+    for (uint32_t i = 0; i < w->n_kept; i++)
+        max = w->logit[w->id[i]] > max ? w->logit[w->id[i]] : max;
+    weigh(w, temperature, max);
+}
+
 /*
  * Locally typical: with x = log weight, -log p - H = E[x] - x, as the log of the total cancels. Distances are
  * compared as f32.
@@ -454,11 +469,35 @@ static void keep_typical(struct esp_sample_work *w, const struct esp_sample_para
     }
     sort_order(w, w->n_kept);
     keep_ranked(w, prefix_of_mass(w, w->n_kept, p->typical_p * total));
-    max =
-        -INFINITY; /* the most likely id may be gone: weigh anew, so that the draw knows the kept set alone */
-    for (uint32_t i = 0; i < w->n_kept; i++)
-        max = w->logit[w->id[i]] > max ? w->logit[w->id[i]] : max;
-    weigh(w, p->temperature, max);
+    weigh_anew(w, p->temperature);
+}
+
+static bool is_exempt(const struct esp_sample_params *p, uint32_t id)
+{
+    return p->xtc_exempt && p->xtc_exempt[id / 64] >> (id % 64) & 1;
+}
+
+void esp_sample_work_exclude(struct esp_sample_work *w, const struct esp_sample_params *p)
+{
+    const double floor = p->xtc_threshold * total_weight(w);
+    uint32_t stays = UINT32_MAX, kept = 0;
+
+    for (uint32_t i = 0; i < w->n_kept; i++) /* of equal ones the last, as in the order of ranks */
+        if (w->weight[i] >= floor && !is_exempt(p, w->id[i]) &&
+            (stays == UINT32_MAX || w->logit[w->id[i]] <= w->logit[w->id[stays]]))
+            stays = i;
+    for (uint32_t i = 0; i < w->n_kept; i++) {
+        const uint32_t id = w->id[i];
+        const double weight = w->weight[i];
+
+        w->id[kept] = id;
+        w->weight[kept] = weight;
+        kept += i == stays || !(weight >= floor) || is_exempt(p, id);
+    }
+    if (kept == w->n_kept)
+        return;
+    w->n_kept = kept;
+    weigh_anew(w, p->temperature);
 }
 
 void esp_sample_work_select(struct esp_sample_work *w, const struct esp_sample_params *p, float max)

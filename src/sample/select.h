@@ -32,6 +32,8 @@ struct esp_sample_work {
     double *chunk;   /* [n_kept / 64, rounded up] sums of 64 weights */
 };
 
+/* An edit saturates: it never turns a finite logit into a ban or an infinity. */
+float esp_sample_saturate(double x);
 /* Change one logit; banned ids (-inf) stay banned. */
 void esp_sample_work_set(struct esp_sample_work *w, uint32_t id, float value);
 /*
@@ -48,6 +50,9 @@ uint32_t esp_sample_work_first(const struct esp_sample_work *w, float max);
 /* Fill the kept set by p's filters; max = esp_sample_work_max() is finite, p->temperature > 0. Keeps at least
  * one id. */
 void esp_sample_work_select(struct esp_sample_work *w, const struct esp_sample_params *p, float max);
+/* XTC: of the kept ids that have at least threshold of the mass and no bit in exempt (NULL: none has), the
+ * least likely stays alone. */
+void esp_sample_work_exclude(struct esp_sample_work *w, const struct esp_sample_params *p);
 /* The kept id at quantile u of [0, 1). */
 uint32_t esp_sample_work_pick(struct esp_sample_work *w, double u);
 

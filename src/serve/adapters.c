@@ -22,7 +22,8 @@ enum { MAX_MOUNTED = 256, MAX_ID = 63 };
 struct mounted {
     char id[MAX_ID + 1];
     char path[PATH_MAX];
-    esp_adapter *adapter; /* NULL: a free place */
+    bool used;
+    esp_adapter *adapter; /* NULL: a free place, or the model is away */
     esp_adapter_info info;
     float scale;
     uint32_t refs;
@@ -38,9 +39,16 @@ struct esp_mounts {
 static struct mounted *find(const struct esp_mounts *a, const char *id, size_t len)
 {
     for (size_t i = 0; a && i < MAX_MOUNTED; i++)
-        if (a->v[i].adapter && strlen(a->v[i].id) == len && memcmp(a->v[i].id, id, len) == 0)
+        if (a->v[i].used && strlen(a->v[i].id) == len && memcmp(a->v[i].id, id, len) == 0)
             return &a->v[i];
     return NULL;
+}
+
+static void drop(struct mounted *m)
+{
+    esp_adapter_close(m->adapter);
+    m->adapter = NULL;
+    m->used = false;
 }
 
 static bool good_id(const char *id)
@@ -59,11 +67,12 @@ static esp_status put(struct esp_mounts *a, const char *id, const char *path, fl
     for (size_t i = 0; i < MAX_MOUNTED; i++) {
         struct mounted *m = &a->v[i];
 
-        if (m->adapter)
+        if (m->used)
             continue;
         memset(m, 0, sizeof *m);
         snprintf(m->id, sizeof m->id, "%s", id);
         snprintf(m->path, sizeof m->path, "%s", path);
+        m->used = true;
         m->adapter = adapter;
         m->scale = scale;
         esp_adapter_describe(adapter, &m->info);
@@ -134,6 +143,22 @@ void esp_mounts_close(struct esp_mounts *a)
         esp_adapter_close(a->v[i].adapter);
     esp_free(a->v);
     esp_free(a);
+}
+
+void esp_mounts_sleep(struct esp_mounts *a)
+{
+    for (size_t i = 0; a && i < MAX_MOUNTED; i++) {
+        esp_adapter_close(a->v[i].adapter);
+        a->v[i].adapter = NULL;
+    }
+}
+
+esp_status esp_mounts_wake(struct esp_mounts *a, esp_model *m, esp_error *err)
+{
+    for (size_t i = 0; i < MAX_MOUNTED; i++)
+        if (a->v[i].used)
+            ESP_TRY(esp_adapter_open(&a->v[i].adapter, m, a->v[i].path, err));
+    return ESP_OK;
 }
 
 /* ---- requests ---- */
@@ -211,7 +236,7 @@ bool esp_mounts_known(const struct esp_server *s, const char *model)
 static void add_defaults(struct esp_fields *f, struct esp_gen *g, const struct esp_server *s)
 {
     for (size_t i = 0; s->adapters && i < MAX_MOUNTED; i++)
-        if (s->adapters->v[i].adapter && s->adapters->v[i].standard && !s->adapters->v[i].leaving)
+        if (s->adapters->v[i].used && s->adapters->v[i].standard && !s->adapters->v[i].leaving)
             add(f, g, s, s->adapters->v[i].id, strlen(s->adapters->v[i].id), 1);
 }
 
@@ -255,8 +280,7 @@ void esp_mounts_hold(struct esp_server *s, const esp_adapter_use *v, uint32_t n,
             continue;
         m->refs = by > 0 ? m->refs + 1 : m->refs - 1;
         if (m->leaving && m->refs == 0) {
-            esp_adapter_close(m->adapter);
-            m->adapter = NULL;
+            drop(m);
         }
     }
 }
@@ -292,7 +316,7 @@ json_t *esp_mounts_list(const struct esp_server *s)
     json_t *list = json_array();
 
     for (size_t i = 0; s->adapters && i < MAX_MOUNTED; i++)
-        if (s->adapters->v[i].adapter)
+        if (s->adapters->v[i].used)
             json_array_append_new(list, entry_json(&s->adapters->v[i]));
     return list;
 }
@@ -302,7 +326,7 @@ json_t *esp_mounts_ids(const struct esp_server *s)
     json_t *list = json_array();
 
     for (size_t i = 0; s->adapters && i < MAX_MOUNTED; i++)
-        if (s->adapters->v[i].adapter)
+        if (s->adapters->v[i].used)
             json_array_append_new(list, json_string(s->adapters->v[i].id));
     return list;
 }
@@ -344,8 +368,7 @@ static void finish_mount(struct mounting *m, esp_status status, const esp_error 
         return;
     }
     if (old) {
-        esp_adapter_close(old->adapter);
-        old->adapter = NULL;
+        drop(old);
     }
     if (put(c->s->adapters, m->id, m->path, m->scale, m->adapter, &e, &full) != ESP_OK) {
         esp_api_fail(&c->e, "device_lost", NULL, "%s", full.message);
@@ -448,8 +471,7 @@ static bool take_away(struct esp_call *c, const char *id, const char *what, bool
         m->leaving = true;
         return true;
     }
-    esp_adapter_close(m->adapter);
-    m->adapter = NULL;
+    drop(m);
     return true;
 }
 

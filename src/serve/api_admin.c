@@ -4,12 +4,33 @@
  * SPDX-License-Identifier: MIT
  */
 #include "serve/keys.h"
+#include "serve/life.h"
 #include "serve/route.h"
 
 void esp_admin_drain(struct esp_call *c)
 {
     c->s->asked_to_end = true; /* with the next turn of the clock: this answer goes out first */
     esp_reply_json(c, 202, json_pack("{s:s}", "status", "draining"));
+}
+
+void esp_admin_sleep(struct esp_call *c)
+{
+    if (!esp_life_ask_sleep(c->s))
+        esp_api_fail(&c->e, "not_implemented", NULL, "this server cannot load its model again");
+    else if (c->s->life.asked) /* with the turn of the clock at which nothing runs */
+        esp_reply_json(c, 202, json_pack("{s:s}", "status", "falling asleep"));
+    else
+        esp_reply_json(c, 200, json_pack("{s:s}", "status", "sleeping"));
+}
+
+void esp_admin_wake(struct esp_call *c)
+{
+    esp_life_wake(c->s);
+    esp_life_touch(c->s);
+    if (esp_life_asleep(c->s))
+        esp_reply_json(c, 202, json_pack("{s:s}", "status", "waking"));
+    else
+        esp_reply_json(c, 200, json_pack("{s:s}", "status", "awake"));
 }
 
 void esp_admin_reload_keys(struct esp_call *c)

@@ -15,6 +15,7 @@
 
 #include "serve/adapters.h"
 #include "serve/constrain.h"
+#include "serve/fim.h"
 #include "serve/params.h"
 #include "serve/route.h"
 
@@ -25,7 +26,8 @@ struct completion {
     char id[48];
     int64_t created;
     bool include_usage, echo, failed;
-    bool control; /* <|im_end|> and the like in a prompt are tokens */
+    const json_t *suffix; /* of the body: fill in what belongs in front of it; NULL: go on */
+    bool control;         /* <|im_end|> and the like in a prompt are tokens */
     size_t n_prompt, n_done;
     struct esp_ids prompts[MAX_PROMPTS];
     struct esp_strbuf echoes[MAX_PROMPTS];        /* text of a prompt, with echo */
@@ -316,12 +318,14 @@ static bool add_prompt(struct esp_call *c, struct completion *a, const json_t *o
 
     esp_ids_init(ids, ESP_LIMIT_TURN_BYTES);
     esp_strbuf_init(&a->echoes[a->n_prompt++], (size_t)c->s->o.max_prompt_bytes * 4);
-    if (json_is_string(one))
-        return esp_prompt_text(ids, c->s, json_string_value(one), json_string_length(one), a->control, &c->e);
-    if (json_is_array(one))
-        return esp_prompt_ids(ids, c->s, one, at, &c->e);
-    return esp_api_fail(&c->e, "invalid_type", at, "%s: %s is neither a string nor an array of token ids", at,
-                        esp_show_value(one));
+    if (!json_is_string(one) && !json_is_array(one))
+        return esp_api_fail(&c->e, "invalid_type", at, "%s: %s is neither a string nor an array of token ids",
+                            at, esp_show_value(one));
+    if (json_is_string(one)
+            ? !esp_prompt_text(ids, c->s, json_string_value(one), json_string_length(one), a->control, &c->e)
+            : !esp_prompt_ids(ids, c->s, one, at, &c->e))
+        return false;
+    return !a->suffix || esp_fim_wrap(ids, c->s, a->suffix, a->control, &c->e);
 }
 
 static bool read_prompts(struct esp_call *c, struct esp_fields *f, struct completion *a)
@@ -365,9 +369,9 @@ static bool read_request(struct esp_call *c, struct completion *a)
     esp_field_bool(&f, "echo", &a->echo);
     a->control = true;
     esp_field_bool(&f, "parse_special", &a->control);
-    if (esp_field_any(&f, "suffix"))
-        esp_api_fail(&c->e, "unsupported_value", "suffix",
-                     "suffix: fill-in-the-middle is not in this version");
+    esp_fim_read(&f, &a->gen, c->s, &a->suffix);
+    if (a->suffix && a->echo)
+        esp_api_fail(&c->e, "invalid_value", "echo", "echo: not together with suffix");
     a->gen.score = a->echo && a->gen.logprobs;
     if (esp_field_object(&f, "stream_options", &options)) {
         esp_fields_init(&s, options, "stream_options.", &c->e);

@@ -11,6 +11,7 @@
 
 #include "serve/adapters.h"
 #include "serve/job.h"
+#include "serve/life.h"
 #include "serve/page.h"
 #include "serve/replay.h"
 #include "serve/route.h"
@@ -20,7 +21,7 @@
 /* Whether the engine's thread has gone round in the last ten seconds, or has nothing to do. */
 static bool moves(const struct esp_server *s)
 {
-    return esp_service_idle_seconds(s->service) < 10 || esp_service_pending(s->service) == 0;
+    return !s->service || esp_service_idle_seconds(s->service) < 10 || esp_service_pending(s->service) == 0;
 }
 
 void esp_get_health(struct esp_call *c)
@@ -43,6 +44,8 @@ void esp_get_health(struct esp_call *c)
         json_object_set_new(v, "reason", json_string("the engine has not advanced for 10 s"));
         ok = false;
     }
+    if (ok && esp_life_asleep(s)) /* well all the same: a request wakes it, and this is none */
+        json_object_set_new(v, "sleeping", json_true());
     if (!ok)
         esp_http_header(c->r, "Retry-After", "1");
     esp_reply_json(c, ok ? 200 : 503, v);
@@ -109,8 +112,8 @@ static json_t *model_json(const struct esp_server *s)
     json_object_set_new(v, "capabilities",
                         json_pack("{s:b,s:b,s:b,s:s,s:b,s:b,s:b}", "vision", 0, "video", 0, "tools",
                                   m->has_template && s->tool_call >= 0, "thinking",
-                                  s->think >= 0 ? "switchable" : "none", "embeddings", 0, "fim", 0, "mtp",
-                                  m->has_mtp));
+                                  s->think >= 0 ? "switchable" : "none", "embeddings", 0, "fim", s->fim.known,
+                                  "mtp", m->has_mtp));
     json_object_set_new(v, "architecture",
                         json_pack("{s:[s],s:[s]}", "input_modalities", "text", "output_modalities", "text"));
     json_object_set_new(v, "meta",
@@ -167,17 +170,28 @@ void esp_get_model(struct esp_call *c)
                      c->s->o.model_id);
 }
 
+/* What every answer draws by, under the names that requests have. */
+static json_t *sampling_json(const esp_sampling *o)
+{
+    return json_pack("{s:f,s:i,s:f,s:f,s:f,s:f,s:f,s:f,s:f,s:f,s:f,s:f,s:I,s:I}", "temperature",
+                     (double)o->temperature, "top_k", o->top_k, "top_p", (double)o->top_p, "min_p",
+                     (double)o->min_p, "typical_p", (double)o->typical_p, "repetition_penalty",
+                     (double)o->repetition_penalty, "presence_penalty", (double)o->presence_penalty,
+                     "frequency_penalty", (double)o->frequency_penalty, "xtc_probability",
+                     (double)o->xtc_probability, "xtc_threshold", (double)o->xtc_threshold, "dry_multiplier",
+                     (double)o->dry_multiplier, "dry_base", (double)o->dry_base, "dry_allowed_length",
+                     (json_int_t)o->dry_allowed_length, "dry_penalty_last_n",
+                     o->dry_context ? (json_int_t)o->dry_context : -1);
+}
+
 static json_t *defaults_json(const struct esp_server *s)
 {
     struct esp_gen g;
     json_t *v;
 
     esp_gen_init(&g, s);
-    v = json_pack("{s:f,s:i,s:f,s:f,s:f,s:f,s:f,s:I}", "temperature", g.sampling.temperature, "top_k",
-                  g.sampling.top_k, "top_p", g.sampling.top_p, "min_p", g.sampling.min_p,
-                  "repetition_penalty", g.sampling.repetition_penalty, "presence_penalty",
-                  g.sampling.presence_penalty, "frequency_penalty", g.sampling.frequency_penalty,
-                  "max_tokens", (json_int_t)s->o.max_tokens);
+    v = sampling_json(&g.sampling);
+    json_object_set_new(v, "max_tokens", json_integer((json_int_t)s->o.max_tokens));
     esp_gen_free(&g);
     return v;
 }
@@ -196,12 +210,12 @@ void esp_get_props(struct esp_call *c)
 /* Settings of a generation, for people. */
 static json_t *params_json(const struct esp_gen *g)
 {
-    return json_pack(
-        "{s:f,s:i,s:f,s:f,s:f,s:f,s:f,s:I,s:I,s:b}", "temperature", (double)g->sampling.temperature, "top_k",
-        g->sampling.top_k, "top_p", (double)g->sampling.top_p, "min_p", (double)g->sampling.min_p,
-        "repetition_penalty", (double)g->sampling.repetition_penalty, "presence_penalty",
-        (double)g->sampling.presence_penalty, "frequency_penalty", (double)g->sampling.frequency_penalty,
-        "seed", (json_int_t)g->sampling.seed, "max_tokens", (json_int_t)g->max_tokens, "stream", g->stream);
+    json_t *v = sampling_json(&g->sampling);
+
+    json_object_set_new(v, "seed", json_integer((json_int_t)g->sampling.seed));
+    json_object_set_new(v, "max_tokens", json_integer((json_int_t)g->max_tokens));
+    json_object_set_new(v, "stream", json_boolean(g->stream));
+    return v;
 }
 
 static json_t *slot_json(const struct esp_server *s, uint32_t i)
@@ -306,9 +320,9 @@ static json_t *spec_json(const esp_stats *t)
 
 static json_t *server_json(const struct esp_server *s)
 {
-    return json_pack("{s:s,s:I,s:f,s:s,s:s}", "model", s->o.model_id, "started_at",
-                     (json_int_t)s->started_unix, "uptime_s", esp_serve_now() - s->started, "version",
-                     esp_version(), "determinism", "cache");
+    return json_pack("{s:s,s:b,s:I,s:f,s:s,s:s}", "model", s->o.model_id, "sleeping", esp_life_asleep(s),
+                     "started_at", (json_int_t)s->started_unix, "uptime_s", esp_serve_now() - s->started,
+                     "version", esp_version(), "determinism", "cache");
 }
 
 static json_t *admission_json(const struct esp_server *s, const esp_stats *t)
@@ -345,7 +359,7 @@ void esp_get_stats(struct esp_call *c)
     esp_stats t;
     json_t *v;
 
-    esp_service_stats(s->service, &t);
+    esp_life_stats(s, &t);
     esp_store_count(s->store, &entries, &bytes);
     esp_replay_count(s->replay, &replay);
     v = json_pack("{s:o,s:o,s:o,s:o,s:o,s:o,s:o,s:{s:I,s:I},s:{s:I,s:I,s:I},s:{s:O},s:O}", "server",

@@ -54,6 +54,7 @@ static const struct row {
     {"http_version", 505, "invalid_request_error", "invalid_request_error"},
     {"draining", 503, "overloaded_error", "overloaded_error"},
     {"model_loading", 503, "overloaded_error", "overloaded_error"},
+    {"sleeping", 503, "overloaded_error", "overloaded_error"},
     {"no_slot", 503, "overloaded_error", "overloaded_error"},
     {"device_lost", 503, "overloaded_error", "overloaded_error"},
 };

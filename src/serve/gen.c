@@ -25,6 +25,13 @@ void esp_gen_init(struct esp_gen *g, const struct esp_server *s)
     g->sampling.repetition_penalty = !isnan(d->repetition_penalty) ? d->repetition_penalty : 1;
     g->sampling.presence_penalty = !isnan(d->presence_penalty) ? d->presence_penalty : 0;
     g->sampling.frequency_penalty = !isnan(d->frequency_penalty) ? d->frequency_penalty : 0;
+    g->sampling.typical_p = d->typical_p;
+    g->sampling.xtc_probability = d->xtc_probability;
+    g->sampling.xtc_threshold = d->xtc_threshold;
+    g->sampling.dry_multiplier = d->dry_multiplier;
+    g->sampling.dry_base = d->dry_base;
+    g->sampling.dry_allowed_length = d->dry_allowed_length;
+    g->sampling.dry_context = d->dry_context;
     g->max_tokens = -1;
     g->n = 1;
     g->parallel_calls = true;
@@ -39,6 +46,7 @@ void esp_gen_init(struct esp_gen *g, const struct esp_server *s)
 void esp_gen_free(struct esp_gen *g)
 {
     esp_free(g->bias);
+    esp_free(g->breakers);
     esp_grammar_release(g->grammar);
     json_decref(g->ignored);
     json_decref(g->warnings);

@@ -6,11 +6,9 @@
  */
 #include "serve/http.h"
 
-#include <errno.h>
 #include <event2/buffer.h>
 #include <event2/bufferevent.h>
 #include <event2/event.h>
-#include <event2/listener.h>
 #include <netinet/tcp.h>
 #include <stdio.h>
 #include <string.h>
@@ -20,8 +18,10 @@
 #include "base/mem.h"
 
 #include "serve/http_address.h"
+#include "serve/http_late.h"
+#include "serve/http_listen.h"
 
-enum { MAX_LISTENERS = 8, READ_AHEAD = 64 << 10, HEADER_BYTES = 8 << 10, LINGER_SECONDS = 2 };
+enum { READ_AHEAD = 64 << 10, HEADER_BYTES = 8 << 10, LINGER_SECONDS = 2 };
 
 enum state {
     READ_HEAD,
@@ -45,14 +45,14 @@ struct conn {
     bool chunked_out;
     struct esp_strbuf head_text, body, headers;
     struct esp_http_chunks chunks;
+    struct esp_late late; /* of a stream: pieces that go out together */
 };
 
 struct esp_http {
     struct esp_http_opts o;
     struct event_base *base;
-    struct evconnlistener *listeners[MAX_LISTENERS];
-    char socket_files[MAX_LISTENERS][108];
-    size_t n_listener;
+    struct esp_listeners listeners;
+    struct esp_late_list late;
     struct conn *conns;
     uint32_t n_conn;
     bool draining;
@@ -81,11 +81,7 @@ static void arm(struct conn *c, double seconds)
 
 static void set_listening(struct esp_http *h)
 {
-    const bool full = h->n_conn >= h->o.max_connections;
-
-    for (size_t i = 0; i < h->n_listener; i++)
-        if (h->listeners[i])
-            (full ? evconnlistener_disable : evconnlistener_enable)(h->listeners[i]);
+    esp_listeners_take(&h->listeners, h->n_conn < h->o.max_connections);
 }
 
 static void free_conn(struct conn *c)
@@ -95,6 +91,7 @@ static void free_conn(struct conn *c)
         c->next->prev = c->prev;
     if (c->timer)
         event_free(c->timer);
+    esp_late_drop(&c->late);
     if (c->bev)
         bufferevent_free(c->bev);
     esp_strbuf_free(&c->head_text);
@@ -114,6 +111,7 @@ static void kill_conn(struct conn *c, bool slow)
     if (c->state == DEAD)
         return;
     c->state = DEAD;
+    esp_late_drop(&c->late);
     if (tell && c->r.on_gone) {
         void (*gone)(void *, bool) = c->r.on_gone;
 
@@ -438,21 +436,31 @@ void esp_http_begin(struct esp_http_request *r, int status, const char *type)
     arm(c, c->http->o.write_timeout);
 }
 
+/* A client that does not take its output has so long. */
+static void on_stuck(void *arg)
+{
+    struct conn *c = arg;
+
+    if (!evtimer_pending(c->timer, NULL))
+        arm(c, c->http->o.write_timeout);
+}
+
 bool esp_http_write(struct esp_http_request *r, const char *data, size_t len)
 {
     struct conn *c = conn_of(r);
-    struct evbuffer *out = output(c);
+    struct evbuffer *out;
 
     if (c->state != STREAMING)
         return false;
     if (len == 0 || c->is_head)
         return true;
-    if (evbuffer_get_length(out) + len > c->http->o.max_output) {
+    if (esp_late_length(&c->late) + len > c->http->o.max_output) {
         kill_conn(c, true);
         return false;
     }
-    if (!evtimer_pending(c->timer, NULL))
-        arm(c, c->http->o.write_timeout);
+    out = esp_late_buffer(&c->late);
+    if (out == output(c))
+        on_stuck(c);
     if (c->chunked_out)
         evbuffer_add_printf(out, "%zx\r\n", len);
     evbuffer_add(out, data, len);
@@ -467,6 +475,7 @@ void esp_http_end(struct esp_http_request *r)
 
     if (c->state != STREAMING)
         return;
+    esp_late_push(&c->late);
     if (c->chunked_out && !c->is_head)
         evbuffer_add(output(c), "0\r\n\r\n", 5);
     finish(c);
@@ -492,6 +501,7 @@ static struct conn *make_conn(struct esp_http *h, evutil_socket_t fd)
     esp_strbuf_init(&c->headers, HEADER_BYTES);
     c->bev = bufferevent_socket_new(h->base, fd, BEV_OPT_CLOSE_ON_FREE);
     c->timer = evtimer_new(h->base, on_timer, c);
+    c->late = (struct esp_late){.list = &h->late, .bev = c->bev, .stuck = on_stuck, .owner = c};
     if (!c->bev || !c->timer) {
         if (!c->bev)
             close(fd); /* else it goes with its buffers */
@@ -526,36 +536,9 @@ static void on_accept(struct evconnlistener *l, evutil_socket_t fd, struct socka
 esp_status esp_http_listen(struct esp_http *h, const char *host, uint16_t port, uint16_t *bound,
                            esp_error *err)
 {
-    struct evconnlistener *l;
-    union esp_http_address a;
-    socklen_t len = 0;
+    const struct esp_listener_opts o = {h->base, on_accept, h, h->o.backlog};
 
-    if (h->n_listener == MAX_LISTENERS)
-        return esp_fail(err, ESP_EINVAL, "more than %d addresses to listen on", MAX_LISTENERS);
-    ESP_TRY(esp_http_address_make(&a, &len, host, port, err));
-    l = evconnlistener_new_bind(h->base, on_accept, h,
-                                LEV_OPT_CLOSE_ON_FREE | LEV_OPT_CLOSE_ON_EXEC |
-                                    (a.any.sa_family == AF_UNIX ? 0u : LEV_OPT_REUSEABLE),
-                                (int)h->o.backlog, &a.any, (int)len);
-    if (!l)
-        return esp_fail(err, ESP_EIO, "cannot listen on %s port %u: %s", host, (unsigned)port,
-                        strerror(errno));
-    if (a.any.sa_family == AF_UNIX)
-        snprintf(h->socket_files[h->n_listener], sizeof h->socket_files[0], "%s", a.un.sun_path);
-    h->listeners[h->n_listener++] = l;
-    *bound = esp_http_address_port(evconnlistener_get_fd(l));
-    return ESP_OK;
-}
-
-static void stop_listening(struct esp_http *h)
-{
-    for (size_t i = 0; i < h->n_listener; i++) {
-        if (h->listeners[i])
-            evconnlistener_free(h->listeners[i]);
-        if (h->listeners[i] && h->socket_files[i][0])
-            unlink(h->socket_files[i]);
-        h->listeners[i] = NULL;
-    }
+    return esp_listeners_add(&h->listeners, &o, host, port, bound, err);
 }
 
 void esp_http_drain(struct esp_http *h)
@@ -563,7 +546,7 @@ void esp_http_drain(struct esp_http *h)
     struct conn *next;
 
     h->draining = true;
-    stop_listening(h);
+    esp_listeners_stop(&h->listeners);
     for (struct conn *c = h->conns; c; c = next) {
         next = c->next;
         if (c->state == READ_HEAD && !c->busy && evbuffer_get_length(bufferevent_get_input(c->bev)) == 0)
@@ -585,6 +568,10 @@ esp_status esp_http_open(struct esp_http **out, struct event_base *base, const s
         return esp_fail(err, ESP_ENOMEM, "HTTP server: out of memory");
     h->o = *o;
     h->base = base;
+    if (esp_late_list_open(&h->late, base, err) != ESP_OK) {
+        esp_free(h);
+        return ESP_ENOMEM;
+    }
     *out = h;
     return ESP_OK;
 }
@@ -593,8 +580,9 @@ void esp_http_close(struct esp_http *h)
 {
     if (!h)
         return;
-    stop_listening(h);
+    esp_listeners_stop(&h->listeners);
     while (h->conns)
         free_conn(h->conns);
+    esp_late_list_close(&h->late);
     esp_free(h);
 }

@@ -49,7 +49,7 @@ double esp_wait_estimate(const struct esp_server *s)
 {
     const struct esp_histogram *h = &s->metrics.inference;
     const double each = h->n ? h->sum / (double)h->n : 1;
-    const uint32_t pending = esp_service_pending(s->service);
+    const uint32_t pending = s->service ? esp_service_pending(s->service) : 0;
 
     return pending < s->rows ? 0 : each * (1 + pending - s->rows) / s->rows;
 }

@@ -41,6 +41,7 @@ enum esp_form {
 struct esp_gen {
     esp_sampling sampling; /* bias points to bias */
     esp_logit_bias *bias;  /* owned */
+    uint64_t *breakers;    /* owned, or NULL: sampling has the server's */
     bool seeded;
     int64_t max_tokens; /* -1: not given */
     int64_t min_tokens;

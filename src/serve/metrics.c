@@ -12,6 +12,7 @@
 #include <sys/resource.h>
 
 #include "serve/adapters.h"
+#include "serve/life.h"
 #include "serve/route.h"
 #include "serve/server.h"
 
@@ -141,6 +142,23 @@ static void histogram(const struct page *p, const char *name, const struct esp_h
     esp_strbuf_printf(p->out, "\"} %.9g\n%s_count{model_name=\"", h->sum, name);
     label(p->out, p->model);
     esp_strbuf_printf(p->out, "\"} %llu\n", (unsigned long long)h->n);
+}
+
+/* Of the engine's steps, whose buckets are powers of two. */
+static void steps(const struct page *p, const esp_stats *t)
+{
+    struct esp_histogram times = {.sum = t->step_seconds, .n = t->steps},
+                         sizes = {.sum = (double)t->step_tokens, .n = t->steps};
+    double seconds[ESP_STEP_BUCKETS], tokens[ESP_STEP_BUCKETS];
+
+    for (int i = 0; i < ESP_STEP_BUCKETS; i++) {
+        tokens[i] = i + 1 < ESP_STEP_BUCKETS ? (double)(UINT64_C(1) << i) : 0;
+        seconds[i] = tokens[i] * 1e-4;
+        times.count[i] = t->step_times[i];
+        sizes.count[i] = t->step_sizes[i];
+    }
+    histogram(p, "espalier:engine_step_seconds", &times, seconds);
+    histogram(p, "vllm:iteration_tokens_total", &sizes, tokens);
 }
 
 static void gauges(const struct page *p, const esp_stats *t)
@@ -333,13 +351,14 @@ void esp_metrics_write(struct esp_server *s, struct esp_strbuf *out)
     const struct page p = {out, s->o.model_id, s->o.metrics_names ? s->o.metrics_names : UINT_MAX};
     esp_stats t;
 
-    esp_service_stats(s->service, &t);
+    esp_life_stats(s, &t);
     gauges(&p, &t);
     counters(&p, m, &t);
     drafts(&p, &t);
     memory(&p, s, &t);
     adapters(&p, s);
     errors(&p, s);
+    steps(&p, &t);
     histogram(&p, "espalier:grammar_compile_seconds", &m->grammar, esp_buckets_phase);
     histogram(&p, "vllm:time_to_first_token_seconds", &m->ttft, esp_buckets_ttft);
     histogram(&p, "vllm:inter_token_latency_seconds", &m->inter_token, esp_buckets_token);
@@ -352,6 +371,7 @@ void esp_metrics_write(struct esp_server *s, struct esp_strbuf *out)
     histogram(&p, "vllm:request_generation_tokens", &m->output_tokens, esp_buckets_count);
     histogram(&p, "vllm:request_params_max_tokens", &m->max_tokens, esp_buckets_count);
     histogram(&p, "vllm:request_params_n", &m->n, esp_buckets_count);
+    one(&p, "espalier:asleep", "gauge", esp_life_asleep(s) ? 1 : 0);
     one(&p, "espalier:queue_limit", "gauge", s->queue);
     http_counts(&p, m);
     process(&p, s);

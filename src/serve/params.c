@@ -5,6 +5,7 @@
  */
 #include "serve/adapters.h"
 #include "serve/params.h"
+#include "serve/repeats.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -148,8 +149,8 @@ static void read_stop_tokens(struct esp_fields *f, struct esp_gen *g, const stru
     }
 }
 
-static void real_into(struct esp_fields *f, const char *name, enum esp_bound b, double least, double most,
-                      float *out)
+void esp_params_real(struct esp_fields *f, const char *name, enum esp_bound b, double least, double most,
+                     float *out)
 {
     double x;
 
@@ -163,11 +164,7 @@ static void read_unbuilt(struct esp_fields *f)
     static const struct {
         const char *name;
         double off, off2;
-    } rows[] = {{"xtc_probability", 0, 0},
-                {"dry_multiplier", 0, 0},
-                {"mirostat", 0, 0},
-                {"top_a", 0, 0},
-                {"tfs", 1, 1}};
+    } rows[] = {{"mirostat", 0, 0}, {"top_a", 0, 0}, {"tfs", 1, 1}};
 
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         const json_t *v = esp_field_any(f, rows[i].name);
@@ -212,14 +209,14 @@ static void read_sampling(struct esp_fields *f, struct esp_gen *g)
     int64_t n = 0;
     bool on = false;
 
-    real_into(f, "temperature", ESP_FROM, 0, 5, &o->temperature);
-    real_into(f, "top_p", ESP_ABOVE, 0, 1, &o->top_p);
-    real_into(f, "min_p", ESP_FROM, 0, 1, &o->min_p);
-    real_into(f, "repeat_penalty", ESP_ABOVE, 0, 2, &o->repetition_penalty);
-    real_into(f, "repetition_penalty", ESP_ABOVE, 0, 2, &o->repetition_penalty);
-    real_into(f, "presence_penalty", ESP_FROM, -2, 2, &o->presence_penalty);
-    real_into(f, "frequency_penalty", ESP_FROM, -2, 2, &o->frequency_penalty);
-    real_into(f, "typical_p", ESP_ABOVE, 0, 1, &o->typical_p);
+    esp_params_real(f, "temperature", ESP_FROM, 0, 5, &o->temperature);
+    esp_params_real(f, "top_p", ESP_ABOVE, 0, 1, &o->top_p);
+    esp_params_real(f, "min_p", ESP_FROM, 0, 1, &o->min_p);
+    esp_params_real(f, "repeat_penalty", ESP_ABOVE, 0, 2, &o->repetition_penalty);
+    esp_params_real(f, "repetition_penalty", ESP_ABOVE, 0, 2, &o->repetition_penalty);
+    esp_params_real(f, "presence_penalty", ESP_FROM, -2, 2, &o->presence_penalty);
+    esp_params_real(f, "frequency_penalty", ESP_FROM, -2, 2, &o->frequency_penalty);
+    esp_params_real(f, "typical_p", ESP_ABOVE, 0, 1, &o->typical_p);
     read_windows(f, o);
     if (esp_field_int(f, "top_k", -1, INT32_MAX, &n))
         o->top_k = (int32_t)n;
@@ -265,6 +262,7 @@ void esp_params_read(struct esp_fields *f, struct esp_gen *g, const struct esp_s
     int mode = 0;
 
     read_sampling(f, g);
+    esp_repeats_read(f, g, s);
     read_limits(f, g);
     read_bias(f, g, s);
     read_unbuilt(f);

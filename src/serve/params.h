@@ -12,6 +12,9 @@
 void esp_params_read(struct esp_fields *f, struct esp_gen *g, const struct esp_server *s);
 /* One or several stop strings under a name of the dialect's. */
 void esp_params_stops(struct esp_fields *f, const char *name, struct esp_gen *g);
+/* A number into a setting that keeps its value when the field is absent. */
+void esp_params_real(struct esp_fields *f, const char *name, enum esp_bound b, double least, double most,
+                     float *out);
 /* Refuse what would change the answer and is not built: structured output, audio, ... */
 void esp_params_refuse(struct esp_fields *f);
 /* Add a bias. False: no room. */

@@ -11,9 +11,10 @@
 enum esp_route_flags {
     ESP_ROUTE_PUBLIC = 1, /* no key */
     ESP_ROUTE_ADMIN = 2,
-    ESP_ROUTE_EARLY = 4, /* answered while loading and draining */
-    ESP_ROUTE_BODY = 8,  /* the body is parsed as an object first */
-    ESP_ROUTE_TEXT = 16  /* needs the model */
+    ESP_ROUTE_EARLY = 4,  /* answered while loading and draining */
+    ESP_ROUTE_BODY = 8,   /* the body is parsed as an object first */
+    ESP_ROUTE_TEXT = 16,  /* only when the model has been loaded */
+    ESP_ROUTE_ASLEEP = 32 /* answered also while it is away, and does not wake it */
 };
 
 struct esp_route {
@@ -57,6 +58,8 @@ void esp_post_cache_flush(struct esp_call *c);
 void esp_delete_cache(struct esp_call *c);
 void esp_post_slot(struct esp_call *c);
 void esp_admin_drain(struct esp_call *c); /* api_admin.c */
+void esp_admin_sleep(struct esp_call *c);
+void esp_admin_wake(struct esp_call *c);
 void esp_admin_reload_keys(struct esp_call *c);
 void esp_admin_log_level(struct esp_call *c);
 void esp_get_fit(struct esp_call *c);

@@ -14,29 +14,18 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "base/hash.h"
 #include "base/limits.h"
 #include "base/mem.h"
-#include "engine/chat.h"
 
 #include "serve/adapters.h"
 #include "serve/background.h"
-#include "serve/grammars.h"
 #include "serve/job.h"
 #include "serve/keys.h"
+#include "serve/life.h"
 #include "serve/replay.h"
-#include "serve/slots.h"
 #include "serve/store.h"
 
-enum { EVENTS_AT_ONCE = 64, TICK_MS = 100, N_GRAMMARS = 64 };
-
-/* What the loading thread makes; the server gets it on the loop, when all of it is there. */
-struct loading {
-    struct esp_server *s;
-    struct esp_serve_engine made;
-    struct esp_mounts *adapters;
-    struct esp_grammars *grammars;
-};
+enum { TICK_MS = 100 };
 
 void esp_serve_defaults(struct esp_serve_opts *o)
 {
@@ -54,7 +43,19 @@ void esp_serve_defaults(struct esp_serve_opts *o)
     o->shutdown_timeout = 60;
     o->queue_timeout = 600;
     o->sse_ping = 5;
-    o->sampling = (struct esp_serve_sampling){NAN, NAN, NAN, NAN, NAN, NAN, -2};
+    o->sampling = (struct esp_serve_sampling){NAN,
+                                              NAN,
+                                              NAN,
+                                              NAN,
+                                              NAN,
+                                              NAN,
+                                              -2,
+                                              .typical_p = 1,
+                                              .xtc_threshold = 0.1F,
+                                              .dry_base = 1.75F,
+                                              .dry_allowed_length = 2};
+    memcpy(o->dry_breakers, (const char *const[]){"\n", ":", "\"", "*"}, 4 * sizeof o->dry_breakers[0]);
+    o->n_dry_breaker = 4;
     o->thinking_budget = -1;
     o->replay_entries = 100000;
     o->replay_ttl = 7 * 86400;
@@ -65,123 +66,6 @@ void esp_serve_defaults(struct esp_serve_opts *o)
     o->response_ttl = 3600;
     o->late_system_user = true;
     o->model_id = "model";
-}
-
-/* ---- loading ---- */
-
-static esp_status load(void *arg, esp_error *err)
-{
-    struct loading *l = arg;
-
-    ESP_TRY(l->s->o.load(l->s->o.user, &l->made, err));
-    if (!esp_model_tokenizer(l->made.model))
-        return esp_fail(err, ESP_ENOTFOUND, "the model has no tokenizer.json; a server needs text");
-    ESP_TRY(esp_mounts_open(&l->adapters, &l->s->o, l->made.model, err));
-    return esp_grammars_open(&l->grammars, l->s, l->made.model, N_GRAMMARS, err);
-}
-
-static void on_events(evutil_socket_t fd, short what, void *arg)
-{
-    struct esp_server *s = arg;
-    struct esp_service_event *e = esp_alloc_array(EVENTS_AT_ONCE, sizeof *e);
-    size_t n;
-
-    (void)fd;
-    (void)what;
-    if (!e)
-        return; /* tried again when the loop turns */
-    n = esp_service_poll(s->service, e, EVENTS_AT_ONCE);
-    for (size_t i = 0; i < n; i++)
-        esp_job_event(s, &e[i]);
-    esp_free(e);
-}
-
-static esp_token find_token(const struct esp_server *s, const char *text)
-{
-    const struct esp_tokenizer *t = esp_model_tokenizer(s->model);
-    uint32_t id;
-
-    return esp_tokenizer_find(t, text, strlen(text), &id) && esp_tokenizer_is_added(t, id) ? (esp_token)id
-                                                                                           : -1;
-}
-
-/* Of all tokens: ids that were kept mean the same only where this is the same. */
-static uint64_t hash_tokens(const struct esp_server *s)
-{
-    const struct esp_tokenizer *t = esp_model_tokenizer(s->model);
-    uint64_t h = s->info.n_token;
-
-    for (uint32_t i = 0; i < s->info.n_token; i++) {
-        const char *bytes = "";
-        size_t len = 0;
-
-        esp_tokenizer_token_bytes(t, i, &bytes, &len);
-        h = esp_hash(bytes, len, h);
-    }
-    return h;
-}
-
-/* Turns of earlier runs. Without them the server is as good, only slower now and then. */
-static void read_turns(struct esp_server *s)
-{
-    esp_error err;
-
-    if (s->o.replay_dir && esp_replay_persist(s->replay, s->o.replay_dir, hash_tokens(s), &err) != ESP_OK)
-        esp_server_log(s, json_pack("{s:s,s:s}", "event", "kept turns not read", "error", err.message));
-}
-
-static esp_status start_service(struct esp_server *s, const struct esp_serve_engine *made, esp_error *err)
-{
-    s->model = made->model;
-    s->engine = made->engine;
-    s->context = made->context;
-    s->rows = made->rows;
-    s->queue = made->queue;
-    s->kv_tokens = made->kv_tokens;
-    s->plan = made->plan;
-    s->budget = made->budget;
-    s->device = made->device ? made->device : "host";
-    esp_texts_units(s->engine, &s->units);
-    esp_model_describe(s->model, &s->info);
-    s->ends = esp_alloc_array(s->info.n_token + 1, sizeof *s->ends);
-    if (!s->ends)
-        return esp_fail(err, ESP_ENOMEM, "no memory for the server");
-    for (uint32_t i = 0; i < s->info.n_token; i++)
-        if (esp_token_is_end(s->model, (esp_token)i))
-            s->ends[s->n_end++] = (esp_token)i;
-    ESP_TRY(esp_slots_open(s, err));
-    read_turns(s);
-    s->think = find_token(s, "<think>");
-    s->tool_call = find_token(s, "<tool_call>");
-    ESP_TRY(esp_service_open(&s->service, s->engine, NULL, err));
-    s->events = event_new(s->base, esp_service_fd(s->service), EV_READ | EV_PERSIST, on_events, s);
-    if (!s->events || event_add(s->events, NULL) != 0)
-        return esp_fail(err, ESP_EIO, "no event for the engine");
-    return ESP_OK;
-}
-
-static void loaded(void *arg, esp_status status, const esp_error *err)
-{
-    struct loading *l = arg;
-    struct esp_server *s = l->s;
-
-    s->adapters = l->adapters;
-    s->grammars = l->grammars;
-    s->status = status;
-    if (status == ESP_OK)
-        s->status = start_service(s, &l->made, &s->error);
-    else
-        s->error = *err;
-    esp_free(l);
-    if (s->status != ESP_OK) {
-        s->phase = ESP_PHASE_FAILED;
-        event_base_loopbreak(s->base);
-        return;
-    }
-    if (s->phase == ESP_PHASE_LOADING)
-        s->phase = ESP_PHASE_READY;
-    if (s->o.ready)
-        s->o.ready(s->o.user);
 }
 
 /* ---- ending ---- */
@@ -205,6 +89,7 @@ static void drain(struct esp_server *s)
     s->phase = ESP_PHASE_DRAINING;
     s->drain_until = esp_serve_now() + s->o.shutdown_timeout;
     esp_http_drain(s->http);
+    esp_life_drain(s);
     if (!s->service)
         return;
     esp_service_drain(s->service);
@@ -275,6 +160,7 @@ static void on_tick(evutil_socket_t fd, short what, void *arg)
     if (asked & ESP_SERVE_STOP || s->asked_to_end)
         drain(s);
     look_at_jobs(s, now);
+    esp_life_tick(s, now);
     for (struct esp_call *c = s->calls; c; c = next) {
         next = c->next;
         if (c->ping && c->r && c->streaming && c->ping_interval >= 0 &&
@@ -348,7 +234,6 @@ static esp_status open_server(struct esp_server *s, esp_error *err)
                                        .handle = esp_call_handle,
                                        .refuse = esp_call_refuse,
                                        .user = s};
-    struct loading *l;
 
     s->started = esp_serve_now();
     s->started_unix = (int64_t)time(NULL);
@@ -368,49 +253,31 @@ static esp_status open_server(struct esp_server *s, esp_error *err)
     s->tick = event_new(s->base, -1, EV_PERSIST, on_tick, s);
     if (!s->tick || event_add(s->tick, &tick) != 0)
         return esp_fail(err, ESP_EIO, "no timer for the server");
-    l = esp_alloc(sizeof *l);
-    if (!l)
-        return esp_fail(err, ESP_ENOMEM, "no memory for the server");
-    l->s = s;
-    s->status = ESP_OK;
-    if (esp_background_run(s->background, load, loaded, l, err) != ESP_OK) {
-        esp_free(l);
-        return ESP_EDEVICE;
-    }
-    return ESP_OK;
+    return esp_life_open(s, err);
 }
 
 static void close_server(struct esp_server *s)
 {
-    esp_grammars_stop(s->grammars);
+    esp_life_stop(s);
     for (struct esp_job *j = s->jobs; j; j = j->next) /* beyond every grace */
         esp_job_cancel(j, ESP_JOB_DRAINING);
     while (esp_background_poll(
         s->background)) { /* some of it waits for the engine, which waits for its reader */
-        if (s->service)
-            on_events(-1, 0, s);
+        esp_life_poll(s);
         usleep(1000);
     }
     esp_background_close(s->background);
     while (s->jobs && s->service && esp_service_wait(s->service, 10000))
-        on_events(-1, 0, s);
-    if (s->events)
-        event_free(s->events);
+        esp_life_poll(s);
     esp_http_close(s->http);
-    esp_service_close(s->service);
-    esp_grammars_close(s->grammars);
-    esp_mounts_close(s->adapters);
-    if (s->engine)
-        esp_engine_flush(s->engine, NULL);
+    esp_life_close(s);
     if (s->tick)
         event_free(s->tick);
     esp_keys_close(s->keys);
     esp_replay_close(s->replay);
     esp_store_close(s->store);
-    esp_slots_close(s);
     json_decref(s->recent);
     json_decref(s->errors);
-    esp_free(s->ends);
     if (s->base)
         event_base_free(s->base);
     esp_free(s);

@@ -32,6 +32,9 @@ enum { ESP_SERVE_EFFORTS = 6 };
 struct esp_serve_sampling { /* the server's defaults; NAN or -2 (top_k): not given */
     float temperature, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty;
     int32_t top_k;
+    /* Known to no model: always given. As esp_sampling has them. */
+    float typical_p, xtc_probability, xtc_threshold, dry_multiplier, dry_base;
+    uint32_t dry_allowed_length, dry_context;
 };
 
 struct esp_serve_engine { /* what load made */
@@ -67,10 +70,13 @@ struct esp_serve_opts {
     uint64_t max_body, max_prompt_bytes, stream_buffer;
     uint32_t max_messages;
     double header_timeout, body_timeout, write_timeout, keepalive_timeout, request_timeout, shutdown_timeout,
-        queue_timeout, sse_ping; /* seconds; request_timeout 0 and sse_ping below 0: off */
+        queue_timeout, idle_sleep,
+        sse_ping; /* seconds; request_timeout and idle_sleep 0, sse_ping below 0: off */
     bool strict_max_tokens, strict_history;
     /* Answers. */
     struct esp_serve_sampling sampling;
+    const char *dry_breakers[ESP_SERVE_MAX_NAMES]; /* texts that end a repetition */
+    size_t n_dry_breaker;
     uint64_t max_tokens; /* default of max_tokens; 0: the room left */
     enum esp_serve_thinking thinking;
     bool messages_thinking_model; /* /v1/messages without a thinking field: as the model does; else off */
@@ -107,6 +113,9 @@ struct esp_serve_opts {
     void *user;
     /* On a thread of its own: make the model and its engine. The server closes neither. */
     esp_status (*load)(void *user, struct esp_serve_engine *out, esp_error *err);
+    /* On a thread of its own: close what load made, which may be half made; load is called again after it.
+     * NULL: the server does not sleep. */
+    void (*unload)(void *user);
     double (*load_progress)(void *user); /* any thread; 0 to 1 */
     unsigned (*poll)(void *user);        /* ten times a second, on the loop: esp_serve_poll, or-ed */
     json_t *(*fit)(void *user);          /* GET /fit: a new object; NULL: there is none */

@@ -26,11 +26,35 @@ struct esp_replay;
 struct esp_store;
 struct esp_background;
 struct esp_grammars;
+struct esp_breakers;
 struct esp_slot;
 
 /* Requests that the log tells of: those that failed by our fault, by anybody's, all. */
 enum esp_log_amount { ESP_LOG_FAULTS, ESP_LOG_REFUSALS, ESP_LOG_ALL };
 enum esp_phase { ESP_PHASE_LOADING, ESP_PHASE_READY, ESP_PHASE_DRAINING, ESP_PHASE_FAILED };
+
+/* Tokens of fill-in-the-middle: before the text, behind it, and where the answer begins. See fim.h. */
+struct esp_fim {
+    bool known;
+    esp_token part[3];
+    esp_token end[8]; /* [n_end] the answer is over */
+    size_t n_end;
+};
+
+enum esp_life_state { ESP_LIFE_LOADING, ESP_LIFE_AWAKE, ESP_LIFE_FALLING, ESP_LIFE_ASLEEP, ESP_LIFE_WAKING };
+
+/* Of life.c: whether model and engine are there, and who waits for them. */
+struct esp_life {
+    enum esp_life_state state;
+    bool asked; /* to sleep as soon as nothing runs */
+    bool wake;  /* to be woken as soon as it has fallen asleep */
+    bool turns_read;
+    double busy_at, since;            /* last use of the model; begin of falling asleep or waking */
+    esp_stats stats;                  /* of the engine, while it is away */
+    struct esp_service_event *events; /* being handed out */
+    struct esp_call *waiting, **last;
+    uint32_t n_waiting;
+};
 
 struct esp_server {
     struct esp_serve_opts o;
@@ -46,7 +70,8 @@ struct esp_server {
     int64_t started_unix;
     esp_status status; /* of loading */
     esp_error error;
-    /* From loading on. */
+    struct esp_life life;
+    /* From loading on; asleep, model, engine and service are NULL. */
     esp_model *model;
     esp_engine *engine;
     struct esp_service *service;
@@ -61,16 +86,19 @@ struct esp_server {
     esp_token *ends; /* [n_end] ids that end a turn */
     size_t n_end;
     esp_token think, tool_call; /* openers that may be banned; -1: none */
-    struct esp_call *calls;     /* those alive */
-    struct esp_job *jobs;       /* generations that have not ended */
+    struct esp_fim fim;
+    struct esp_call *calls; /* those alive */
+    struct esp_job *jobs;   /* generations that have not ended */
     struct esp_metrics metrics;
     struct esp_keys *keys;
     struct esp_mounts *adapters;
     struct esp_replay *replay;
     struct esp_store *store;
     struct esp_grammars *grammars;
+    struct esp_breakers *breakers;
     json_t *recent;         /* array of the last requests */
-    struct esp_slot *slots; /* [rows] */
+    struct esp_slot *slots; /* [n_slot] */
+    uint32_t n_slot;
     uint64_t slot_clock;
     json_t *namespaces; /* of the cache: hexadecimal to the adapters' names */
 };
@@ -81,6 +109,7 @@ enum { ESP_CALL_PARAM = 512, ESP_CALL_PARAMS = 2 };
 struct esp_call {
     struct esp_server *s;
     struct esp_call *next, **prev;
+    struct esp_call *wait_next;    /* of those that wait for the model */
     struct esp_http_request *r;    /* NULL: the client is gone */
     const struct esp_route *route; /* NULL: none */
     enum esp_family family;

@@ -18,6 +18,7 @@ enum { MAX_NAMESPACES = 4096 };
 esp_status esp_slots_open(struct esp_server *s, esp_error *err)
 {
     s->slots = esp_alloc_array(s->rows, sizeof *s->slots);
+    s->n_slot = s->slots ? s->rows : 0;
     s->namespaces = json_object();
     if (!s->slots || !s->namespaces)
         return esp_fail(err, ESP_ENOMEM, "no memory for %u slots", s->rows);
@@ -28,10 +29,13 @@ esp_status esp_slots_open(struct esp_server *s, esp_error *err)
 
 void esp_slots_close(struct esp_server *s)
 {
-    for (uint32_t i = 0; s->slots && i < s->rows; i++)
+    for (uint32_t i = 0; i < s->n_slot; i++)
         esp_ids_free(&s->slots[i].text);
     esp_free(s->slots);
+    s->slots = NULL;
+    s->n_slot = 0;
     json_decref(s->namespaces);
+    s->namespaces = NULL;
 }
 
 void esp_slots_take(struct esp_choice *c)

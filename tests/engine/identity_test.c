@@ -52,6 +52,9 @@ static void make_requests(const esp_model *m)
             r->opts.sampling.temperature = 0.9f;
             r->opts.sampling.top_p = 0.95f;
             r->opts.sampling.repetition_penalty = 1.1f;
+            r->opts.sampling.xtc_probability = 0.5f;
+            r->opts.sampling.xtc_threshold = 0.05f;
+            r->opts.sampling.dry_multiplier = 0.8f;
         }
     }
 }

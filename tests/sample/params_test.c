@@ -38,6 +38,19 @@ static void test_param_ranges(void **state)
          offsetof(struct esp_sample_params, frequency_penalty),
          {-2, 0, 2},
          {-2.1, 2.1, NAN, INFINITY}},
+        {"xtc_probability",
+         offsetof(struct esp_sample_params, xtc_probability),
+         {0, 0.5, 1},
+         {-0.1, 1.1, NAN, INFINITY}},
+        {"xtc_threshold",
+         offsetof(struct esp_sample_params, xtc_threshold),
+         {0, 0.5, 1},
+         {-0.1, 1.1, NAN, INFINITY}},
+        {"dry_multiplier",
+         offsetof(struct esp_sample_params, dry_multiplier),
+         {0, 0.8, 100},
+         {-0.1, 100.1, NAN, INFINITY}},
+        {"dry_base", offsetof(struct esp_sample_params, dry_base), {1, 1.75, 100}, {0.9, 101, NAN, INFINITY}},
     };
     struct esp_sample_params p;
     esp_error err;
@@ -65,6 +78,12 @@ static void test_param_ranges(void **state)
     p.min_tokens = -1;
     test_refused(esp_sample_params_check(&p, 10, &err), ESP_EINVAL, &err, "min_tokens");
     p.min_tokens = 0;
+    p.dry_allowed_length = 0;
+    test_refused(esp_sample_params_check(&p, 10, &err), ESP_EINVAL, &err, "dry_allowed_length");
+    p.dry_allowed_length = 1;
+    p.dry_context_size = -1;
+    test_refused(esp_sample_params_check(&p, 10, &err), ESP_EINVAL, &err, "dry_context_size");
+    p.dry_context_size = 0;
     p.frequency_context_size = -5;
     test_refused(esp_sample_params_check(&p, 10, &err), ESP_EINVAL, &err, "frequency_context_size");
     test_refused(esp_sample_params_check(&p, 0, &err), ESP_EINVAL, &err, "vocabulary");

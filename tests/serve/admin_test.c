@@ -53,6 +53,8 @@ static void test_statistics(void **state)
         "espalier:errors_total{model_name=\"demo\",code=\"invalid_value\"}",
         "vllm:lora_requests_info{",
         "espalier:grammar_compile_seconds_bucket{",
+        "espalier:engine_step_seconds_bucket{model_name=\"demo\",le=\"0.0001\"}",
+        "vllm:iteration_tokens_total_bucket{model_name=\"demo\",le=\"+Inf\"}",
         "vllm:request_success_total{"};
     struct server s;
     struct reply r;
@@ -137,7 +139,8 @@ static void test_admin(void **state)
     fputs("one first emperor\n", f);
     fclose(f);
     expect(&s, "POST", "/admin/reload-keys", "x-api-key: one\r\n", NULL, 400);
-    expect(&s, "POST", "/admin/sleep", "x-api-key: one\r\n", NULL, 501);
+    expect(&s, "POST", "/admin/sleep", "x-api-key: three\r\n", NULL, 403);
+    expect(&s, "POST", "/admin/sleep", "x-api-key: one\r\n", NULL, 202);
     expect(&s, "POST", "/admin/drain", "x-api-key: one\r\n", NULL, 202);
     assert_int_equal(server_join(&s), ESP_OK); /* by itself */
 }

@@ -317,6 +317,45 @@ static void test_windows(void **state)
     reply_free(&narrow);
 }
 
+static struct reply sampled(const char *more, int seed)
+{
+    return client_postf(&shared, TEXT, 200,
+                        "{'prompt':'one two three one two three one two three one two','max_tokens':24,"
+                        "'ignore_eos':true,'seed':%d%s}",
+                        seed, more);
+}
+
+/* Texts of two settings for a few seeds: whether they differ anywhere. */
+static bool differ(const char *a, const char *b)
+{
+    bool any = false;
+
+    for (int seed = 0; seed < 4; seed++) {
+        struct reply x = sampled(a, seed), y = sampled(b, seed);
+
+        any = any || strcmp(text_at(x.json, "choices.0.text"), text_at(y.json, "choices.0.text")) != 0;
+        reply_free(&x);
+        reply_free(&y);
+    }
+    return any;
+}
+
+/* XTC and DRY reach the sampler, each with its off values; texts that end a repetition make a difference. */
+static void test_repeats(void **state)
+{
+#define DRY GREEDY ",'dry_multiplier':2,'dry_allowed_length':1"
+    (void)state;
+    assert_true(differ(",'temperature':1", ",'temperature':1,'xtc_probability':1,'xtc_threshold':0.02"));
+    assert_false(differ(",'temperature':1", ",'temperature':1,'xtc_probability':0,'xtc_threshold':0.02"));
+    assert_false(differ(",'temperature':1", ",'temperature':1,'xtc_probability':1,'xtc_threshold':0.51"));
+    assert_true(differ(GREEDY, DRY));
+    assert_false(differ(GREEDY, DRY ",'dry_penalty_last_n':0"));
+    assert_true(differ(DRY, DRY ",'dry_penalty_last_n':4"));
+    assert_false(differ(DRY, DRY ",'dry_penalty_last_n':-1"));
+    assert_true(differ(DRY, DRY ",'dry_sequence_breakers':['e','o','a','i',' ']"));
+    assert_false(differ(DRY, DRY ",'dry_sequence_breakers':['\\n',':','\\\"','*']"));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -327,6 +366,7 @@ int main(void)
         cmocka_unit_test(test_prompt_logprobs),
         cmocka_unit_test(test_prompt_logprobs_in_company),
         cmocka_unit_test(test_windows),
+        cmocka_unit_test(test_repeats),
     };
 
     return cmocka_run_group_tests(tests, start_plain, stop);

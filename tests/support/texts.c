@@ -143,6 +143,12 @@ void test_texts(struct test_text *r, uint32_t n, int32_t **ids)
             r->opts.sampling.temperature = 0.8f;
             r->opts.sampling.top_p = 0.9f;
         }
+        if (i % 4 == 1) {
+            r->opts.sampling.xtc_probability = 0.5f;
+            r->opts.sampling.xtc_threshold = 0.1f;
+        }
+        if (i % 4 == 2)
+            r->opts.sampling.dry_multiplier = 0.8f;
         if (i % 4 == 3) {
             r->opts.sampling.repetition_penalty = 1.1f;
             r->opts.sampling.presence_penalty = 0.3f;

@@ -53,7 +53,7 @@ static esp_status load(void *user, struct esp_serve_engine *out, esp_error *err)
     const esp_model_opts mo = {.threads = 1};
 
     pause_for(r->s->load_delay);
-    ESP_TRY(esp_model_open(&r->model, test_path(r->s->model), &mo, err));
+    ESP_TRY(esp_model_open(&r->model, *r->s->model == '/' ? r->s->model : test_path(r->s->model), &mo, err));
     ESP_TRY(esp_engine_open(&r->engine, r->model, &r->s->engine, err));
     *out = (struct esp_serve_engine){.model = r->model,
                                      .engine = r->engine,
@@ -62,6 +62,16 @@ static esp_status load(void *user, struct esp_serve_engine *out, esp_error *err)
                                      .queue = r->s->engine.queue,
                                      .kv_tokens = r->s->engine.kv_tokens};
     return ESP_OK;
+}
+
+static void unload(void *user)
+{
+    struct running *r = user;
+
+    esp_engine_close(r->engine);
+    esp_model_close(r->model);
+    r->engine = NULL;
+    r->model = NULL;
 }
 
 static unsigned poll_stop(void *user)
@@ -140,6 +150,7 @@ void server_start(struct server *s)
     s->thread = r;
     s->o.user = r;
     s->o.load = load;
+    s->o.unload = s->no_unload ? NULL : unload;
     s->o.poll = poll_stop;
     s->o.listening = on_listening;
     s->o.ready = on_ready;
@@ -193,6 +204,17 @@ bool server_logged(struct server *s, const char *text)
             pause_for(0.01);
     }
     return found;
+}
+
+int server_log_count(struct server *s, const char *text)
+{
+    int n = 0;
+
+    pthread_mutex_lock(&log_lock);
+    for (const char *p = esp_strbuf_str(&s->log); (p = strstr(p, text)); p++)
+        n++;
+    pthread_mutex_unlock(&log_lock);
+    return n;
 }
 
 /* ---- bytes ---- */

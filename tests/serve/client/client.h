@@ -17,7 +17,8 @@
 struct server {
     struct esp_serve_opts o;
     esp_engine_opts engine;
-    const char *model; /* folder in the checkout */
+    const char *model; /* folder in the checkout, or anywhere with a / in front */
+    bool no_unload;    /* the model stays: the server cannot sleep */
     uint16_t port;
     char socket[104]; /* of unix:..., else "" */
     /* Private. */
@@ -38,6 +39,8 @@ void server_ask_stop(struct server *s);
 esp_status server_join(struct server *s);
 /* Both, failing the test unless it ended well. */
 void server_stop(struct server *s);
+/* How often the log has the text now. */
+int server_log_count(struct server *s, const char *text);
 /* Whether the log has the text; waits for it a little. */
 bool server_logged(struct server *s, const char *text);
 

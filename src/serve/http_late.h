@@ -1,0 +1,52 @@
+/*
+ * Text on its way out without a turn through the event loop: what callbacks write now goes to the socket when they
+ * are over, together what came together. Only what the socket does not take waits for it in the buffer of the
+ * connection. A token of a stream then costs one system call instead of four (wait, write, and a change of what
+ * is waited for on either side). Private to the room.
+ *
+ * SPDX-License-Identifier: MIT
+ */
+#ifndef ESP_SERVE_HTTP_LATE_H
+#define ESP_SERVE_HTTP_LATE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+#include "base/status.h"
+
+struct bufferevent;
+struct evbuffer;
+struct event;
+struct event_base;
+struct esp_late;
+
+/* Those with text. */
+struct esp_late_list {
+    struct event *turn;
+    struct esp_late *first, **last;
+};
+
+/* Of one connection. */
+struct esp_late {
+    struct esp_late_list *list;
+    struct esp_late *next;
+    bool queued;
+    struct evbuffer *text;
+    struct bufferevent *bev;
+    void (*stuck)(void *owner); /* some of it waits for the socket now */
+    void *owner;
+};
+
+esp_status esp_late_list_open(struct esp_late_list *l, struct event_base *base, esp_error *err);
+void esp_late_list_close(struct esp_late_list *l);
+
+/* Where to add text now. While older text waits for the socket that is the connection's own buffer. */
+struct evbuffer *esp_late_buffer(struct esp_late *t);
+/* Bytes that wait, here and for the socket. */
+size_t esp_late_length(const struct esp_late *t);
+/* Put what is here in front of what the connection's own buffer gets from now on. */
+void esp_late_push(struct esp_late *t);
+/* The connection closes; what is here is lost. */
+void esp_late_drop(struct esp_late *t);
+
+#endif
