@@ -1,8 +1,8 @@
 /*
- * One step of a whole model behind a long context, with keys and values kept in several ways: rows of a prompt
- * (or a single token) after POSITIONS cached ones, which are written into the pages without running them.
- * Rounds go through the schemes in turn. Prints medians, their ratio to the first scheme's, and the peak of
- * resident memory beside what the plan said: with one scheme the two may be compared.
+ * One step of a whole model behind a long context, with keys and values kept in several ways: rows of a
+ * prompt (or a single token) after POSITIONS cached ones, which are counted without running them. Rounds go
+ * through the schemes in turn. Prints medians, their ratio to the first scheme's, and the peak of resident
+ * memory beside what the plan said: with one scheme the two may be compared.
  *
  *   bench_kv_step [POSITIONS [ROWS [ROUNDS [THREADS [SCHEME...]]]]]     default: 32768, 512, 3, all of them,
  *                                                                       bf16 and turbo:k8v3

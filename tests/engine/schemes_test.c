@@ -1,10 +1,10 @@
 /*
- * One answer to a prompt under every way of keeping keys, values and states: requests of the base model and of
- * an adapter give the same tokens, log-probabilities and ends alone, among 1 to 16 rows with random arrivals,
- * in any cut, from a cached prefix, from files of an engine before, with every drafter, put back and resumed,
- * on one thread and on two. All caches share one folder: what one scheme kept is never another's. A few
- * schemes and schedules by default; every scheme with ESPALIER_TEST_LONG, of which K/N runs a share. What cannot be combined is refused
- * by name, when an engine opens.
+ * One answer to a prompt under every way of keeping keys, values and states: requests of the base model and
+ * of an adapter give the same tokens, log-probabilities and ends alone, among 1 to 16 rows with random
+ * arrivals, in any cut, from a cached prefix, from files of an engine before, with every drafter, put back
+ * and resumed, on one thread and on two. All caches share one folder: what one scheme kept is never
+ * another's. A few schemes and schedules by default; every scheme with ESPALIER_TEST_LONG, of which K/N runs
+ * a share. What cannot be combined is refused by name, when an engine opens.
  *
  * SPDX-License-Identifier: MIT
  */

@@ -1,7 +1,7 @@
 /*
  * What doc/quality.md says of keys and values against its own table: bytes of a token are those of the
- * formats, every scheme that it recommends is in the table, from most to fewest bytes and with growing KL, and
- * none has both more bytes and more KL than another scheme there; all others do, or are excused by name.
+ * formats, every scheme that it recommends is in the table, from most to fewest bytes and with growing KL,
+ * and none has both more bytes and more KL than another scheme there; all others do, or are excused by name.
  *
  * SPDX-License-Identifier: MIT
  */
