@@ -71,6 +71,9 @@ endforeach()
 add_executable(bench_kv EXCLUDE_FROM_ALL bench/kv_bench.c)
 target_link_libraries(bench_kv PRIVATE espalier_static espalier_objects_usage)
 
+add_executable(bench_kv_step EXCLUDE_FROM_ALL bench/kv_step.c)
+target_link_libraries(bench_kv_step PRIVATE espalier_static espalier_objects_usage)
+
 add_executable(bench_kv_kl EXCLUDE_FROM_ALL bench/kv_kl.c)
 target_link_libraries(bench_kv_kl PRIVATE espalier_static espalier_objects_usage)
 

@@ -21,9 +21,9 @@ struct esp_eval_state {
 };
 
 /*
- * Open path for samples of a run with these settings (an object; borrowed). With resume, the whole lines of an
- * interrupted run stay and are *out's kept; what follows them is cut off. ESP_ESTATE: an interrupted run is
- * there and resume is not set, or it had other settings. *out must be zeroed; close it in any case.
+ * Open path for samples of a run with these settings (an object; borrowed). With resume, the whole lines of
+ * an interrupted run stay and are *out's kept; what follows them is cut off. ESP_ESTATE: an interrupted run
+ * is there and resume is not set, or it had other settings. *out must be zeroed; close it in any case.
  */
 esp_status esp_eval_state_open(struct esp_eval_state *out, const char *path, const json_t *settings,
                                bool resume, esp_error *err);

@@ -1,7 +1,7 @@
 /*
- * inspect --plan: what each layer keeps of a text (inspect_memory.h), and the recipe of a quantized model as a
- * table and as an SVG with one row a layer: bits as the length of a bar, loss as its darkness on a logarithmic
- * scale. Reads espalier_recipe.json, which the quantizer leaves with the model.
+ * inspect --plan: what each layer keeps of a text (inspect_memory.h), and the recipe of a quantized model as
+ * a table and as an SVG with one row a layer: bits as the length of a bar, loss as its darkness on a
+ * logarithmic scale. Reads espalier_recipe.json, which the quantizer leaves with the model.
  *
  * SPDX-License-Identifier: MIT
  */

@@ -1,10 +1,10 @@
 /*
- * One answer to a prompt under every way of keeping keys, values and states: requests of the base model and of
- * an adapter give the same tokens, log-probabilities and ends alone, among 1 to 16 rows with random arrivals,
- * in any cut, from a cached prefix, from files of an engine before, with every drafter, put back and resumed,
- * on one thread and on two. All caches share one folder: what one scheme kept is never another's. A few
- * schemes and schedules by default; every scheme with ESPALIER_TEST_LONG. What cannot be combined is refused
- * by name, when an engine opens.
+ * One answer to a prompt under every way of keeping keys, values and states: requests of the base model and
+ * of an adapter give the same tokens, log-probabilities and ends alone, among 1 to 16 rows with random
+ * arrivals, in any cut, from a cached prefix, from files of an engine before, with every drafter, put back
+ * and resumed, on one thread and on two. All caches share one folder: what one scheme kept is never
+ * another's. A few schemes and schedules by default; every scheme with ESPALIER_TEST_LONG, of which K/N runs
+ * a share. What cannot be combined is refused by name, when an engine opens.
  *
  * SPDX-License-Identifier: MIT
  */
@@ -15,7 +15,8 @@
 #include <string.h>
 
 enum {
-    N_LONG = 16,
+    N_MOST = 16, /* requests: where everything is tried, usually, and by default */
+    N_LONG = 6,
     N_SHORT = 3,
     CONTEXT = 320,
     N_NEW = 12,
@@ -35,7 +36,7 @@ struct way { /* of keeping: what an engine's options say */
 static const char *const states[] = {"f32", "bf16", "q8"};
 static esp_model *models[2]; /* one thread, two */
 static esp_adapter *adapters[2];
-static struct test_text texts[N_LONG];
+static struct test_text texts[N_MOST];
 static esp_token *ids;
 static uint32_t n_text;
 static struct way ways[MAX_WAYS];
@@ -57,9 +58,8 @@ static void make_texts(void)
 {
     static const size_t lengths[] = {249, 62, 33, 1, 250, 140}; /* two grow over the border of their page */
 
-    test_texts(texts, N_LONG, &ids);
-    n_text = test_long() ? N_LONG : N_SHORT;
-    for (uint32_t i = 0; i < n_text; i++) {
+    test_texts(texts, N_MOST, &ids);
+    for (uint32_t i = 0; i < N_MOST; i++) {
         texts[i].n = lengths[i % 6];
         texts[i].n_new = N_NEW;
         texts[i].opts.n_adapters = i % 3 == 0;
@@ -93,7 +93,7 @@ static void every_way(void)
 
     for (size_t i = 0; i < sizeof usual / sizeof *usual; i++)
         for (uint32_t at = 0; at < 6; at++)
-            add(usual[i], at / 3 * START, states[at % 3], at == 0 || at == 5);
+            add(usual[i], at / 3 * START, states[at % 3], at == 5 && (i % 2 == 0 || i == 5));
     for (size_t i = 0; i < sizeof affine / sizeof *affine; i++, turn++)
         add(affine[i], turn % 2 ? START : 0, states[turn % 3], false);
     for (uint32_t i = 0; i < 60; i++, turn++) {
@@ -135,9 +135,9 @@ static void make_files(void)
 static esp_engine_opts options(uint32_t rows)
 {
     return (esp_engine_opts){.context = CONTEXT,
-                             .max_seqs = N_LONG,
+                             .max_seqs = N_MOST,
                              .rows = rows,
-                             .queue = N_LONG,
+                             .queue = N_MOST,
                              .kv_tokens = (uint64_t)(rows + 1) * 512,
                              .chunk = 16 + rnd(150),
                              .snapshots = 1,
@@ -161,7 +161,7 @@ static esp_engine *open_engine(int threads, esp_engine_opts o)
 
 static esp_stats drive(esp_engine *g, uint32_t arrivals)
 {
-    struct test_run runs[N_LONG];
+    struct test_run runs[N_MOST];
     esp_stats st;
 
     for (uint32_t i = 0; i < n_text; i++)
@@ -230,21 +230,18 @@ static void check_prefixes(void)
     esp_engine *g;
     esp_error err;
 
-    o.checkpoints = 8 * N_LONG;
+    o.checkpoints = 8 * N_MOST;
     o.checkpoint_every = 64;
     o.kv_tokens = (uint64_t)(n_text + 4) * 512;
-    o.cache_dir = dir;
+    /* bf16 and f32 are exact anywhere, so a start does not make their texts others */
+    o.cache_dir = now->start && strstr("bf16 f32", now->kv) ? test_tmpdir() : dir;
     g = open_engine(test_long(), o);
     cold = drive(g, SPREAD);
     warm = drive(g, SPREAD);
     test_ok(esp_engine_flush(g, &err), &err);
     esp_engine_close(g);
-    if (now->start == 0 || now->kv[0] == 'q' || now->kv[0] == 't' || now->kv[0] < 'a') {
-        assert_int_equal(cold.cache_hit_tokens, 0);
-        assert_int_equal(cold.disk_restored, 0);
-    } else { /* bf16 and f32 are exact anywhere: the same rows as without a start */
-        assert_true(cold.disk_restored > 0);
-    }
+    assert_int_equal(cold.cache_hit_tokens, 0);
+    assert_int_equal(cold.disk_restored, 0);
     assert_true(warm.cache_hit_tokens > n_text * 50);
     disk = run(0, o, SPREAD);
     assert_true(disk.disk_restored >= n_text / 2);
@@ -286,11 +283,17 @@ static void check_preempted(void)
 
 static void test_identity(void **state)
 {
+    const char *part = getenv("ESPALIER_TEST_LONG");
+    uint32_t first = 0, step = 1;
+
     (void)state;
-    for (uint32_t i = 0; i < n_way; i++) {
+    if (part && sscanf(part, "%u/%u", &first, &step) == 2 && step)
+        first %= step;
+    for (uint32_t i = first; i < n_way; i += step) {
         now = &ways[i];
+        n_text = !test_long() ? N_SHORT : now->all ? N_MOST : N_LONG;
         if (test_long())
-            printf("%s from %u, state %s\n", now->kv, now->start, now->state);
+            print_message("%s from %u, state %s\n", now->kv, now->start, now->state);
         record();
         check_batches();
         check_cuts();
