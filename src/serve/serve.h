@@ -58,6 +58,8 @@ struct esp_serve_opts {
     size_t n_allowed_host;
     const char *cors_origins[ESP_SERVE_MAX_NAMES]; /* origins, "localhost", or "*" */
     size_t n_cors;
+    const char *trusted_proxies[ESP_SERVE_MAX_NAMES]; /* addresses or blocks whose X-Forwarded-For counts */
+    size_t n_proxy;
     const char *api_key;      /* or NULL */
     const char *api_key_file; /* or NULL; lines of: key [name] [role] */
     /* Names. */
