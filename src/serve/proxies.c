@@ -83,7 +83,7 @@ bool esp_cidr_has(const struct esp_cidr *list, size_t n, const char *address)
     return false;
 }
 
-/* The last address of text[0..len) without the space, port and brackets around it; false when there is none. */
+/* The last address of text[0..len) without the space, port and brackets around it; false: there is none. */
 static bool last_address(char out[64], const char *text, size_t *len)
 {
     size_t end = *len, from, n;

@@ -23,9 +23,9 @@ esp_status esp_cidr_parse(struct esp_cidr *out, const char *text, esp_error *err
 bool esp_cidr_has(const struct esp_cidr *list, size_t n, const char *address);
 
 /*
- * Who asks: peer, unless it is one of the proxies; then the last address of forwarded (the header's value, NULL:
- * none) that is none of them. What proxies in front of it claim is not believed, and an address that cannot be
- * read ends the search.
+ * Who asks: peer, unless it is one of the proxies; then the last address of forwarded (the header's value,
+ * NULL: none) that is none of them. What proxies in front of it claim is not believed, and an address that
+ * cannot be read ends the search.
  */
 void esp_client_address(char *out, size_t cap, const struct esp_cidr *list, size_t n, const char *peer,
                         const char *forwarded);
