@@ -163,6 +163,7 @@ static esp_status take_network(struct esp_serve_opts *o, const struct esp_option
     o->api_key = v[OPT_API_KEY].s;
     o->api_key_file = v[OPT_API_KEY_FILE].s;
     o->strict_model = v[OPT_MODEL_CHECK].i == 1;
+    o->codex_catalog = v[OPT_CODEX_CATALOG].on;
     o->no_metrics = !v[OPT_METRICS].on;
     o->no_page = !v[OPT_UI].on;
     o->metrics_public = v[OPT_METRICS_PUBLIC].on;
