@@ -118,7 +118,8 @@ ESP_API bool esp_token_is_end(const esp_model *m, esp_token t);
 
 /*
  * Set the bits of the tokens that contain one of n texts (of a text that is longer than every token: the last
- * one that it is encoded as), for esp_sampling.dry_breakers. bits: (n_vocab + 63) / 64 words; other bits stay.
+ * one that it is encoded as), for esp_sampling.dry_breakers. bits: (n_vocab + 63) / 64 words; other bits
+ * stay.
  */
 ESP_API esp_status esp_model_breakers(const esp_model *m, const char *const *texts, size_t n, uint64_t *bits,
                                       esp_error *err);
@@ -319,8 +320,8 @@ typedef struct esp_stats {
     uint64_t spec_asked_at[ESP_SPEC_POSITIONS]; /* by position behind the pending token: tried ... */
     uint64_t spec_right_at[ESP_SPEC_POSITIONS]; /* ... and right */
     double draft_seconds;
-    /* Steps by time and by tokens, not cumulative: [i] those of more than 2^(i-1) and at most 2^i times 0.1 ms,
-     * or tokens; [0] those of less, the last one all that are longer. */
+    /* Steps by time and by tokens, not cumulative: [i] those of more than 2^(i-1) and at most 2^i times 0.1
+     * ms, or tokens; [0] those of less, the last one all that are longer. */
     uint64_t step_times[ESP_STEP_BUCKETS], step_sizes[ESP_STEP_BUCKETS];
     double step_seconds;
     uint64_t step_tokens;

@@ -145,6 +145,7 @@ static esp_status take_network(struct esp_serve_opts *o, const struct esp_option
     ESP_TRY(take_list(opt, OPT_HOST, o->hosts, ESP_SERVE_MAX_HOSTS, &o->n_host, err));
     ESP_TRY(
         take_list(opt, OPT_ALLOWED_HOSTS, o->allowed_hosts, ESP_SERVE_MAX_NAMES, &o->n_allowed_host, err));
+    ESP_TRY(take_list(opt, OPT_TRUSTED_PROXIES, o->trusted_proxies, ESP_SERVE_MAX_NAMES, &o->n_proxy, err));
     ESP_TRY(take_list(opt, OPT_CORS_ORIGINS, o->cors_origins, ESP_SERVE_MAX_NAMES, &o->n_cors, err));
     for (size_t i = 0; i < v[OPT_ADAPTER].n && i < ESP_SERVE_MAX_NAMES; i++)
         o->adapters[o->n_adapter++] = v[OPT_ADAPTER].list[i];
@@ -162,6 +163,7 @@ static esp_status take_network(struct esp_serve_opts *o, const struct esp_option
     o->api_key = v[OPT_API_KEY].s;
     o->api_key_file = v[OPT_API_KEY_FILE].s;
     o->strict_model = v[OPT_MODEL_CHECK].i == 1;
+    o->codex_catalog = v[OPT_CODEX_CATALOG].on;
     o->no_metrics = !v[OPT_METRICS].on;
     o->no_page = !v[OPT_UI].on;
     o->metrics_public = v[OPT_METRICS_PUBLIC].on;

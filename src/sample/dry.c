@@ -1,7 +1,7 @@
 /*
- * See the header. The text is read backwards: where its reverse agrees with its own beginning for n tokens, an
- * earlier place had the same n last tokens. The Z algorithm finds all of those lengths in one pass (Gusfield,
- * "Algorithms on Strings, Trees, and Sequences", 1.4).
+ * See the header. The text is read backwards: where its reverse agrees with its own beginning for n tokens,
+ * an earlier place had the same n last tokens. The Z algorithm finds all of those lengths in one pass
+ * (Gusfield, "Algorithms on Strings, Trees, and Sequences", 1.4).
  *
  * SPDX-License-Identifier: MIT
  */
@@ -29,7 +29,7 @@ static size_t unbroken(const struct esp_sample_dry *d, const struct esp_sample_h
     return i;
 }
 
-/* match[k] of k in 1..n-1: how many tokens from k backwards are those from the end backwards, at most limit. */
+/* match[k] of k in 1..n-1: how many tokens from k backwards are those from the end backwards, or limit. */
 static void find_matches(const struct esp_sample_dry *d, const struct esp_sample_history *h, size_t n,
                          size_t limit)
 {

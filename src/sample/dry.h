@@ -1,6 +1,6 @@
 /*
- * The penalty on going on with a repetition ("don't repeat yourself"): when the last tokens of a sequence have
- * occurred before, the token that followed them then is made less likely, the more so the longer the
+ * The penalty on going on with a repetition ("don't repeat yourself"): when the last tokens of a sequence
+ * have occurred before, the token that followed them then is made less likely, the more so the longer the
  * repetition is. Computed from the history at each draw, so that it is exact under speculation.
  *
  * SPDX-License-Identifier: MIT

@@ -4,8 +4,8 @@
  * share, so that a row costs kilobytes. A draw changes neither: it is a function of (parameters, history,
  * logits, mask, position), which is what lets speculation try a position twice.
  *
- * Order of operations: allowed mask, logit_bias, repetition penalty, presence and frequency penalties, DRY, end
- * tokens before min_tokens, temperature, top_k, top_p, min_p, typical_p, XTC, draw.
+ * Order of operations: allowed mask, logit_bias, repetition penalty, presence and frequency penalties, DRY,
+ * end tokens before min_tokens, temperature, top_k, top_p, min_p, typical_p, XTC, draw.
  *
  * SPDX-License-Identifier: MIT
  */
@@ -63,8 +63,8 @@ enum {
     ESP_SAMPLE_MAX_TOP = 20  /* top_logprobs */
 };
 
-/* temperature 0.7, every filter, penalty, bias and minimum off, seed 0, choice 0; XTC's threshold 0.1, DRY's base
- * 1.75 and allowed length 2, which mean nothing while they are off. */
+/* temperature 0.7, every filter, penalty, bias and minimum off, seed 0, choice 0; XTC's threshold 0.1, DRY's
+ * base 1.75 and allowed length 2, which mean nothing while they are off. */
 void esp_sample_params_init(struct esp_sample_params *p);
 
 /*
@@ -84,8 +84,8 @@ size_t esp_sample_work_bytes(uint32_t n_vocab);
 
 /*
  * A sampler for at most max_tokens tokens of history. All memory is taken here: esp_sampler_bytes() of it, 4
- * bytes a token and, if a penalty is on, 4 more an id and 16 more a token; with DRY 4 more a token. work is borrowed and must outlive
- * the sampler. Errors: those of esp_sample_params_check, ESP_ENOMEM.
+ * bytes a token and, if a penalty is on, 4 more an id and 16 more a token; with DRY 4 more a token. work is
+ * borrowed and must outlive the sampler. Errors: those of esp_sample_params_check, ESP_ENOMEM.
  */
 struct esp_sampler;
 esp_status esp_sampler_create(struct esp_sampler **out, const struct esp_sample_params *p,
@@ -123,12 +123,12 @@ struct esp_sample_result {
  * Otherwise: top_k keeps the first k in (value descending, id ascending) order; top_p the shortest prefix of
  * that order with mass >= top_p of what top_k left; min_p those with p >= min_p * p_max; typical_p the
  * shortest prefix with mass >= typical_p in order of |-log p - entropy|, ids ascending on ties; XTC, when the
- * second random number of the position is below xtc_probability, removes of the kept ids with p >= xtc_threshold
- * all but the last in (value descending, id ascending) order, those of xtc_exempt set aside. One uniform
- * number u picks, in ascending id order, the first kept id whose cumulative weight exceeds u times the total.
- * Sums are doubles in an order that only the kept set decides; exp is our own, so all machines agree. Weights
- * below e^-60 of the greatest count as zero: together they stay below one step of u. A sequence whose end
- * tokens are banned by min_tokens and that may do nothing else (grammar) ends early.
+ * second random number of the position is below xtc_probability, removes of the kept ids with p >=
+ * xtc_threshold all but the last in (value descending, id ascending) order, those of xtc_exempt set aside.
+ * One uniform number u picks, in ascending id order, the first kept id whose cumulative weight exceeds u
+ * times the total. Sums are doubles in an order that only the kept set decides; exp is our own, so all
+ * machines agree. Weights below e^-60 of the greatest count as zero: together they stay below one step of u.
+ * A sequence whose end tokens are banned by min_tokens and that may do nothing else (grammar) ends early.
  *
  * Errors: ESP_ENUMERIC as above; ESP_ESTATE when mask and bias leave no token. Nothing is changed by a failed
  * draw.

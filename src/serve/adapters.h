@@ -18,8 +18,8 @@ esp_status esp_mounts_open(struct esp_mounts **out, const struct esp_serve_opts 
 void esp_mounts_close(struct esp_mounts *a);
 /* The list stays, without the adapters themselves; NULL is a no-op. */
 void esp_mounts_sleep(struct esp_mounts *a);
-/* All of them for a model that was loaded again; after an error those that were read stay until the next sleep
- * or wake. */
+/* All of them for a model that was loaded again; after an error those that were read stay until the next
+ * sleep or wake. */
 esp_status esp_mounts_wake(struct esp_mounts *a, esp_model *m, esp_error *err);
 /* Fields adapter and lora, and what the model's name says behind a colon; else the server's default. */
 void esp_mounts_read(struct esp_fields *f, struct esp_gen *g, const struct esp_server *s);

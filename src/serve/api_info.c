@@ -137,9 +137,40 @@ static json_t *adapter_model_json(const struct esp_server *s, const char *id)
     return m;
 }
 
+/* The same models as the catalogue that Codex reads, which compacts a conversation before it is full. */
+static json_t *catalog_json(const struct esp_server *s, const json_t *list)
+{
+    const json_int_t context = (json_int_t)s->context;
+    const bool thinks = s->think >= 0;
+    json_t *models = json_array(), *m;
+    size_t i;
+
+    json_array_foreach(list, i, m)
+    {
+        const char *id = json_string_value(json_object_get(m, "id"));
+        json_t *levels = thinks ? json_pack("[{s:s,s:s},{s:s,s:s},{s:s,s:s}]", "effort", "low", "description",
+                                            "short thinking", "effort", "medium", "description",
+                                            "thinking within a budget", "effort", "high", "description",
+                                            "thinking without a bound")
+                                : json_array();
+        json_t *v = json_pack("{s:s,s:s,s:I,s:I,s:I,s:[s],s:b,s:b,s:o,s:{s:s,s:I},s:s,s:s,s:b,s:i}", "slug",
+                              id, "display_name", id, "context_window", context, "max_context_window",
+                              context, "auto_compact_token_limit", context / 10 * 9, "input_modalities",
+                              "text", "supports_parallel_tool_calls", 1, "supports_reasoning_summaries",
+                              thinks, "supported_reasoning_levels", levels, "truncation_policy", "mode",
+                              "tokens", "limit", context / 8, "shell_type", "shell_command", "visibility",
+                              "list", "supported_in_api", 1, "priority", (int)i);
+
+        if (thinks)
+            json_object_set_new(v, "default_reasoning_level", json_string("medium"));
+        json_array_append_new(models, v);
+    }
+    return models;
+}
+
 void esp_get_models(struct esp_call *c)
 {
-    json_t *list = json_pack("[o]", model_json(c->s)), *ids = esp_mounts_ids(c->s), *id;
+    json_t *list = json_pack("[o]", model_json(c->s)), *ids = esp_mounts_ids(c->s), *id, *v;
     const char *last = c->s->o.model_id;
     size_t i;
 
@@ -148,9 +179,11 @@ void esp_get_models(struct esp_call *c)
         last = json_string_value(id);
         json_array_append_new(list, adapter_model_json(c->s, last));
     }
-    esp_reply_json(c, 200,
-                   json_pack("{s:s,s:o,s:b,s:s,s:s}", "object", "list", "data", list, "has_more", 0,
-                             "first_id", c->s->o.model_id, "last_id", last));
+    v = json_pack("{s:s,s:o,s:b,s:s,s:s}", "object", "list", "data", list, "has_more", 0, "first_id",
+                  c->s->o.model_id, "last_id", last);
+    if (c->s->o.codex_catalog)
+        json_object_set_new(v, "models", catalog_json(c->s, list));
+    esp_reply_json(c, 200, v);
     json_decref(ids);
 }
 

@@ -80,7 +80,7 @@ static bool is_told(const struct esp_call *c)
 }
 
 /* The access line: no prompt, no output, no key. */
-static void log_call(struct esp_call *c, const char *peer)
+static void log_call(struct esp_call *c)
 {
     const double ms = 1000 * (esp_serve_now() - c->started);
     json_t *line;
@@ -92,7 +92,7 @@ static void log_call(struct esp_call *c, const char *peer)
         return;
     line = json_pack("{s:s,s:s,s:s,s:s,s:i,s:f,s:s}", "event", "request", "id", c->id, "method",
                      c->r ? c->r->head.method : "", "route", c->route ? c->route->path : "-", "status",
-                     c->status, "ms", (double)(int64_t)(ms * 10) / 10, "client", peer);
+                     c->status, "ms", (double)(int64_t)(ms * 10) / 10, "client", c->client);
     if (line && c->key_name[0])
         json_object_set_new(line, "key", json_string(c->key_name));
     if (line && c->e.code)
@@ -113,12 +113,10 @@ static void log_call(struct esp_call *c, const char *peer)
 static void on_gone(void *owner, bool slow)
 {
     struct esp_call *c = owner;
-    char peer[64];
 
-    snprintf(peer, sizeof peer, "%s", c->r->peer);
     c->status = CLIENT_CLOSED;
     c->finish = slow ? "slow_client" : "client_closed";
-    log_call(c, peer);
+    log_call(c);
     c->r = NULL;
     if (slow)
         c->s->metrics.slow_clients++;
@@ -131,7 +129,7 @@ static void on_gone(void *owner, bool slow)
 static void close_reply(struct esp_call *c, int status)
 {
     c->status = status;
-    log_call(c, c->r->peer);
+    log_call(c);
     c->r->on_gone = NULL;
     c->r = NULL;
 }
@@ -350,7 +348,7 @@ static bool check_key(struct esp_call *c)
     if (auth && strncasecmp(auth, "Bearer ", 7) == 0 && !key)
         key = auth + 7 + strspn(auth + 7, " ");
     if (!esp_keys_any(c->s->keys))
-        c->admin = esp_is_loopback(c->r->peer);
+        c->admin = esp_is_loopback(c->client); /* who comes through a proxy is not here */
     else if (!key || !esp_keys_check(c->s->keys, key, c->key_name, sizeof c->key_name, &c->admin)) {
         if ((flags & ESP_ROUTE_PUBLIC) || metrics)
             return true;
@@ -423,6 +421,8 @@ static struct esp_call *make_call(struct esp_server *s, struct esp_http_request 
     }
     c->s = s;
     c->r = r;
+    esp_client_address(c->client, sizeof c->client, s->proxies, s->o.n_proxy, r->peer,
+                       esp_http_find_last(&r->head, "X-Forwarded-For"));
     c->started = c->last_write = esp_serve_now();
     c->prev = &s->calls;
     c->next = s->calls;

@@ -2,7 +2,8 @@
  * See the header. The form is prefix first: <|fim_prefix|>PROMPT<|fim_suffix|>SUFFIX<|fim_middle|>, and the
  * answer is what belongs between the two.
  *
- * Source: Bavarian et al., "Efficient Training of Language Models to Fill in the Middle", 2022, section 3 (PSM).
+ * Source: Bavarian et al., "Efficient Training of Language Models to Fill in the Middle", 2022, section 3
+ * (PSM).
  *
  * SPDX-License-Identifier: MIT
  */

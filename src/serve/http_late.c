@@ -1,6 +1,6 @@
 /*
- * See the header. The turn is an event that is made active by hand: the loop runs it behind the callbacks that are
- * due already, before it waits again.
+ * See the header. The turn is an event that is made active by hand: the loop runs it behind the callbacks
+ * that are due already, before it waits again.
  *
  * SPDX-License-Identifier: MIT
  */
@@ -19,8 +19,8 @@ static struct evbuffer *own(const struct esp_late *t)
     return bufferevent_get_output(t->bev);
 }
 
-/* What the socket takes. A full one is no error, a broken one is found by the connection itself; and a client that
- * is gone must not end the process, whatever that makes of SIGPIPE. */
+/* What the socket takes. A full one is no error, a broken one is found by the connection itself; and a client
+ * that is gone must not end the process, whatever that makes of SIGPIPE. */
 static void send_some(struct evbuffer *text, evutil_socket_t fd)
 {
     struct evbuffer_iovec pieces[MAX_PIECES];

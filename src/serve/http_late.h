@@ -1,8 +1,8 @@
 /*
- * Text on its way out without a turn through the event loop: what callbacks write now goes to the socket when they
- * are over, together what came together. Only what the socket does not take waits for it in the buffer of the
- * connection. A token of a stream then costs one system call instead of four (wait, write, and a change of what
- * is waited for on either side). Private to the room.
+ * Text on its way out without a turn through the event loop: what callbacks write now goes to the socket when
+ * they are over, together what came together. Only what the socket does not take waits for it in the buffer
+ * of the connection. A token of a stream then costs one system call instead of four (wait, write, and a
+ * change of what is waited for on either side). Private to the room.
  *
  * SPDX-License-Identifier: MIT
  */

@@ -189,6 +189,14 @@ const char *esp_http_find(const struct esp_http_head *h, const char *name)
     return NULL;
 }
 
+const char *esp_http_find_last(const struct esp_http_head *h, const char *name)
+{
+    for (size_t i = h->n_header; i-- > 0;)
+        if (strcasecmp(h->headers[i].name, name) == 0)
+            return h->headers[i].value;
+    return NULL;
+}
+
 /* One header that frames the message; 0 or a refusal. */
 static int frame_by(struct esp_http_head *h, const char *name, const char *value, const char **why)
 {

@@ -49,6 +49,8 @@ int esp_http_parse_head(char *data, size_t len, size_t max_uri, struct esp_http_
 
 /* Value of the header, matched without regard to case, or NULL. */
 const char *esp_http_find(const struct esp_http_head *h, const char *name);
+/* The same of the last header of the name, which is the one that the nearest proxy has added. */
+const char *esp_http_find_last(const struct esp_http_head *h, const char *name);
 /* Value of a query parameter, percent-decoded into out (always terminated); false when it is absent or longer
  * than cap. */
 bool esp_http_query(const char *query, const char *name, char *out, size_t cap);

@@ -1,7 +1,7 @@
 /*
- * The model and its engine in the server: loaded beside the loop, put to sleep when nobody needs them, woken by
- * the next request that does. Asleep, weights, keys and values, states and caches in memory are gone; what the
- * cache has a file for comes back from there, and the server answers what needs no model.
+ * The model and its engine in the server: loaded beside the loop, put to sleep when nobody needs them, woken
+ * by the next request that does. Asleep, weights, keys and values, states and caches in memory are gone; what
+ * the cache has a file for comes back from there, and the server answers what needs no model.
  *
  * SPDX-License-Identifier: MIT
  */

@@ -244,6 +244,8 @@ static esp_status open_server(struct esp_server *s, esp_error *err)
     s->base = event_base_new();
     if (!s->base || !s->recent || !s->errors)
         return esp_fail(err, ESP_ENOMEM, "no memory for the server");
+    for (size_t i = 0; i < o->n_proxy; i++)
+        ESP_TRY(esp_cidr_parse(&s->proxies[i], o->trusted_proxies[i], err));
     ESP_TRY(esp_keys_open(&s->keys, o->api_key, o->api_key_file, err));
     ESP_TRY(esp_replay_open(&s->replay, o->replay_entries, o->replay_bytes, o->replay_ttl, err));
     ESP_TRY(esp_store_open(&s->store, o->response_dir, o->response_bytes, o->response_ttl, err));

@@ -59,6 +59,8 @@ struct esp_serve_opts {
     size_t n_allowed_host;
     const char *cors_origins[ESP_SERVE_MAX_NAMES]; /* origins, "localhost", or "*" */
     size_t n_cors;
+    const char *trusted_proxies[ESP_SERVE_MAX_NAMES]; /* addresses or blocks whose X-Forwarded-For counts */
+    size_t n_proxy;
     const char *api_key;      /* or NULL */
     const char *api_key_file; /* or NULL; lines of: key [name] [role] */
     /* Names. */
@@ -103,6 +105,7 @@ struct esp_serve_opts {
     const char *adapter_dir; /* adapters must lie below; NULL: none may be mounted by request */
     const char *slot_dir;    /* saved slots; NULL: none */
     bool no_metrics, metrics_public, log_json;
+    bool codex_catalog;      /* GET /v1/models has the list that Codex reads, too */
     bool cache_debug;        /* ext.cache.divergence for every request */
     unsigned metrics_names;  /* families: esp_serve_metrics, or-ed; 0: all */
     bool no_page;            /* GET / is a line of text instead of the web page */

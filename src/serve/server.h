@@ -16,6 +16,7 @@
 #include "serve/fields.h"
 #include "serve/http.h"
 #include "serve/metrics.h"
+#include "serve/proxies.h"
 #include "serve/serve.h"
 
 struct event;
@@ -58,6 +59,7 @@ struct esp_life {
 
 struct esp_server {
     struct esp_serve_opts o;
+    struct esp_cidr proxies[ESP_SERVE_MAX_NAMES]; /* [o.n_proxy] */
     struct event_base *base;
     struct esp_http *http;
     struct event *tick, *events; /* timer; the service's descriptor */
@@ -115,6 +117,7 @@ struct esp_call {
     enum esp_family family;
     char params[ESP_CALL_PARAMS][ESP_CALL_PARAM]; /* of the route */
     char id[132];                                 /* x-request-id */
+    char client[64];                              /* address of who asks, maybe by a proxy */
     char answer_id[48];                           /* of the dialect: chatcmpl-..., resp_... */
     char key_name[64];
     bool admin;

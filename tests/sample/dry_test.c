@@ -1,7 +1,7 @@
 /*
- * DRY and XTC: penalties of repetitions against the shortest program that could be right, over random texts of
- * few letters; what XTC leaves out, how often, and what it never touches. Both are functions of the history and
- * the position alone.
+ * DRY and XTC: penalties of repetitions against the shortest program that could be right, over random texts
+ * of few letters; what XTC leaves out, how often, and what it never touches. Both are functions of the
+ * history and the position alone.
  *
  * SPDX-License-Identifier: MIT
  */
@@ -28,7 +28,8 @@ static bool is_breaker(const struct esp_sample_params *p, uint32_t id)
     return id / 64 < p->n_dry_word && (p->dry_breakers[id / 64] >> (id % 64) & 1);
 }
 
-/* The longest repetition that id would go on with: every earlier place of id, read backwards letter by letter. */
+/* The longest repetition that id would go on with: every earlier place of id, read backwards letter by
+ * letter. */
 static size_t repetition(const struct esp_sample_params *p, const uint32_t *text, size_t n, uint32_t id)
 {
     const size_t window = p->dry_context_size ? (size_t)p->dry_context_size : n;
@@ -169,8 +170,8 @@ static void test_xtc_leaves_out(void **state)
     esp_sample_work_destroy(w);
 }
 
-/* At the share of positions that was asked for, at the same ones each time, and the draw itself stays the same
- * where nothing is left out. */
+/* At the share of positions that was asked for, at the same ones each time, and the draw itself stays the
+ * same where nothing is left out. */
 static void test_xtc_share(void **state)
 {
     enum { N = 4000 };

@@ -184,10 +184,48 @@ static void test_other_ways(void **state)
     esp_strbuf_free(&b);
 }
 
+/* The catalogue for Codex has what the list has, and only when it was asked for. */
+static void test_catalog(void **state)
+{
+    static const char *const texts[] = {"display_name",
+                                        "shell_type",
+                                        "visibility",
+                                        "truncation_policy.mode",
+                                        "default_reasoning_level",
+                                        "supported_reasoning_levels.2.effort",
+                                        "input_modalities.0"};
+    struct server s;
+    struct reply r;
+    const json_t *m;
+
+    (void)state;
+    server_init(&s);
+    s.o.codex_catalog = true;
+    s.o.adapters[s.o.n_adapter++] = test_path("models/demo-lora-caps");
+    s.engine.max_rank = 8;
+    server_start(&s);
+    r = client_do(&s, "GET", "/v1/models", NULL, NULL);
+    assert_int_equal(json_array_size(at(r.json, "models")), 2);
+    assert_string_equal(text_at(r.json, "models.0.slug"), "demo");
+    assert_string_equal(text_at(r.json, "models.1.slug"), text_at(r.json, "data.1.id"));
+    m = at(r.json, "models.0");
+    for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++)
+        assert_string_not_equal(text_at(m, texts[i]), "");
+    assert_int_equal(int_at(m, "context_window"), s.engine.context);
+    assert_true(int_at(m, "auto_compact_token_limit") < (int64_t)s.engine.context);
+    assert_true(json_is_true(at(m, "supports_parallel_tool_calls")));
+    reply_free(&r);
+    server_stop(&s);
+    r = client_do(&shared, "GET", "/v1/models", NULL, NULL);
+    assert_null(at(r.json, "models"));
+    reply_free(&r);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_mount), cmocka_unit_test(test_wrong),
-                                       cmocka_unit_test(test_in_use), cmocka_unit_test(test_other_ways)};
+                                       cmocka_unit_test(test_in_use), cmocka_unit_test(test_other_ways),
+                                       cmocka_unit_test(test_catalog)};
 
     return cmocka_run_group_tests(tests, start, stop);
 }

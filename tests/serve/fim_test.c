@@ -1,6 +1,7 @@
 /*
- * Fill-in-the-middle: the field suffix of text completions, over the demo model with three of its tokens called
- * what code models call theirs. The text means nothing; the prompt must be the one that such models know.
+ * Fill-in-the-middle: the field suffix of text completions, over the demo model with three of its tokens
+ * called what code models call theirs. The text means nothing; the prompt must be the one that such models
+ * know.
  *
  * SPDX-License-Identifier: MIT
  */
