@@ -139,4 +139,26 @@ V_INLINE void panel_unit(int bits, const uint8_t *const *p, int16_t *out)
     }
 }
 
+/* The same as bytes: four bytes of a, then of b. */
+V_INLINE void panel_unit8(int bits, const uint8_t *const *p, uint8_t *out)
+{
+    vi a[VW], b[VW];
+
+    V_UNROLL
+    for (int i = 0; i < VW; i++) {
+        const struct codes c = codes_get(bits, p[i]);
+
+        a[i] = c.a;
+        b[i] = c.b;
+    }
+    vi_transpose8(a);
+    V_UNROLL
+    for (int i = 0; i < VW; i++)
+        _mm256_storeu_si256((__m256i *)(void *)(out + i * PANEL_OUTS * 4), a[i]);
+    vi_transpose8(b);
+    V_UNROLL
+    for (int i = 0; i < VW; i++)
+        _mm256_storeu_si256((__m256i *)(void *)(out + (8 + i) * PANEL_OUTS * 4), b[i]);
+}
+
 #endif
