@@ -24,13 +24,15 @@ enum {
 
 /* ---- a few rows, four outputs ---- */
 
-/* Scales and biases of VW groups by group. */
-struct few_scales {
+/* VW groups of four outputs: their scales and biases, and by lane the sums of codes times integers. A unit of
+ * two groups has its sums in one vector, a group a lane. */
+struct few_batch {
     float scale[VW][AFFINE_OUTS], bias[VW][AFFINE_OUTS];
+    int32_t sum[FEW_ROWS][VW][AFFINE_OUTS][VW];
 };
 
-V_INLINE void few_scales_load(const struct affine_tile *t, const uint8_t *const *plane, size_t g, size_t n,
-                              float (*out)[AFFINE_OUTS])
+V_INLINE void few_scales(const struct affine_tile *t, const uint8_t *const *plane, size_t g, size_t n,
+                         float (*out)[AFFINE_OUTS])
 {
     vi v[AFFINE_OUTS];
 
@@ -47,15 +49,6 @@ V_INLINE void few_scales_load(const struct affine_tile *t, const uint8_t *const 
     }
 }
 
-/* acc + bias * (sum of the row's group) + scale * (sum of codes times integers). */
-V_INLINE __m128 few_add(__m128 acc, const struct few_scales *f, const float *s, size_t pad, size_t g,
-                        __m128i sum)
-{
-    acc = _mm_fmadd_ps(_mm_loadu_ps(f->bias[g % VW]), _mm_set1_ps(s[pad + g]), acc);
-    return _mm_fmadd_ps(_mm_cvtepi32_ps(sum), _mm_mul_ps(_mm_loadu_ps(f->scale[g % VW]), _mm_set1_ps(s[g])),
-                        acc);
-}
-
 /* Sums of 2 neighbouring products of a and of b in 16 bits: 4 * 63 * 128 fits. */
 V_INLINE vi few_bytes(struct codes c, const int8_t *t)
 {
@@ -64,52 +57,91 @@ V_INLINE vi few_bytes(struct codes c, const int8_t *t)
     return _mm256_add_epi16(_mm256_maddubs_epi16(c.a, q.a), _mm256_maddubs_epi16(c.b, q.b));
 }
 
-/* sum + codes of a unit times its integers. */
-V_INLINE vi few_dot(int terms, struct codes c, const int8_t *t, vi sum)
+/* Codes of a unit times its integers. */
+V_INLINE vi few_dot_bytes(int terms, struct codes c, const int8_t *t)
 {
     const vi one = _mm256_set1_epi16(1);
 
     if (terms == 1)
-        return mul16_now(sum, few_bytes(c, t), one);
-    sum = mul16_now(sum, few_bytes(c, t), _mm256_set1_epi16(128));
-    return mul16_now(sum, few_bytes(c, t + UNIT), one);
+        return _mm256_madd_epi16(few_bytes(c, t), one);
+    return vi_add(_mm256_madd_epi16(few_bytes(c, t), _mm256_set1_epi16(128)),
+                  _mm256_madd_epi16(few_bytes(c, t + UNIT), one));
 }
 
-/* sum[r][o] += codes of a unit times its integers. */
-V_INLINE void few_unit(int bits, int terms, int n_row, const struct affine_tile *t, size_t unit,
-                       const struct int_row *x, vi (*sum)[AFFINE_OUTS])
+V_INLINE vi few_dot_words(struct words c, const int16_t *q)
+{
+    vi sum = _mm256_madd_epi16(c.v[0], load16(q));
+
+    V_UNROLL
+    for (int v = 1; v < WORD_VECTORS; v++)
+        sum = vi_add(sum, _mm256_madd_epi16(c.v[v], load16(q + v * 16)));
+    return sum;
+}
+
+/* A unit of the four outputs at p into its place in the batch; more: it is not the first of its group. */
+V_INLINE void few_unit(int bits, int terms, int n_row, const uint8_t *const *p, size_t unit,
+                       const struct int_row *x, size_t slot, int more, struct few_batch *b)
 {
     V_UNROLL
     for (int o = 0; o < AFFINE_OUTS; o++) {
-        const uint8_t *p = unit < t->n_whole ? t->codes[o] + unit * UNIT * (size_t)bits / 8 : t->tail[o];
+        struct codes c;
+        struct words w;
 
-        affine_prefetch(t, bits, o, unit);
-        if (bits < 8) {
-            const struct codes c = codes_get(bits, p);
+        if (bits < 8)
+            c = codes_get(bits, p[o]);
+        else
+            w = words_get(bits, p[o]);
+        V_UNROLL
+        for (int r = 0; r < n_row; r++) {
+            int32_t *at = b->sum[r][slot][o];
+            vi sum = bits < 8 ? few_dot_bytes(terms, c, x[r].t + unit * UNIT * (size_t)terms)
+                              : few_dot_words(w, x[r].q + unit * UNIT);
 
-            V_UNROLL
-            for (int r = 0; r < n_row; r++)
-                sum[r][o] = few_dot(terms, c, x[r].t + unit * UNIT * (size_t)terms, sum[r][o]);
-        } else {
-            const struct words c = words_get(bits, p);
-
-            V_UNROLL
-            for (int r = 0; r < n_row; r++) {
-                V_UNROLL
-                for (int v = 0; v < WORD_VECTORS; v++)
-                    sum[r][o] = mul16_now(sum[r][o], c.v[v], load16(x[r].q + unit * UNIT + v * 16));
-            }
+            if (more)
+                sum = vi_add(sum, _mm256_load_si256((const __m256i *)(const void *)at));
+            _mm256_store_si256((__m256i *)(void *)at, sum);
         }
     }
 }
 
-/* One step of a tile: the units of a group, or one unit of two groups. */
+/* acc + bias * (sum of the row's group) + scale * (sum of codes times integers), group i of the batch. */
+V_INLINE __m128 few_add(__m128 acc, const struct few_batch *b, const float *s, size_t pad, size_t i,
+                        __m128i sum)
+{
+    acc = _mm_fmadd_ps(_mm_load_ps(b->bias[i]), _mm_set1_ps(s[pad + i]), acc);
+    return _mm_fmadd_ps(_mm_cvtepi32_ps(sum), _mm_mul_ps(_mm_load_ps(b->scale[i]), _mm_set1_ps(s[i])), acc);
+}
+
+/* acc + the n groups of row r in the batch; s: their steps. */
+V_INLINE __m128 few_sum(__m128 acc, const struct few_batch *b, int r, uint32_t group, const float *s,
+                        size_t pad, size_t n)
+{
+    const size_t step = group < UNIT ? 2 : 1;
+
+    for (size_t i = 0; i < n; i += step) {
+        const __m256i *v = (const __m256i *)(const void *)b->sum[r][i / step];
+        const vi h = _mm256_hadd_epi32(_mm256_hadd_epi32(v[0], v[1]), _mm256_hadd_epi32(v[2], v[3]));
+        const __m128i lo = _mm256_castsi256_si128(h), hi = _mm256_extracti128_si256(h, 1);
+
+        if (step == 1) {
+            acc = few_add(acc, b, s, pad, i, _mm_add_epi32(lo, hi));
+        } else {
+            acc = few_add(acc, b, s, pad, i, lo);
+            if (i + 1 < n)
+                acc = few_add(acc, b, s, pad, i + 1, hi);
+        }
+    }
+    return acc;
+}
+
+/* Four outputs. Groups go in batches, so that the sums across lanes of one do not wait for those of another. */
 V_INLINE void few_tile(int bits, int terms, int n_row, const struct int_call *c, const struct affine_tile *t,
                        uint32_t r0, __m128 *acc)
 {
-    const uint32_t group = c->w->group, units = group < UNIT ? 1 : group / UNIT, step = group < UNIT ? 2 : 1;
-    const size_t n_group = c->w->n_in / group;
-    struct few_scales scales;
+    const uint32_t group = c->w->group;
+    const size_t n_group = c->w->n_in / group, ahead = AFFINE_OUTS * c->w->row_bytes;
+    struct few_batch b __attribute__((aligned(64)));
+    const uint8_t *p[AFFINE_OUTS] = {t->codes[0], t->codes[1], t->codes[2], t->codes[3]};
     struct int_row x[FEW_ROWS];
 
     V_UNROLL
@@ -117,34 +149,29 @@ V_INLINE void few_tile(int bits, int terms, int n_row, const struct int_call *c,
         x[r] = int_row_at(c, r0 + (uint32_t)r);
         acc[r] = _mm_setzero_ps();
     }
-    for (size_t g = 0, unit = 0; g < n_group; g += step) {
-        vi sum[FEW_ROWS][AFFINE_OUTS];
+    for (size_t g = 0, unit = 0; g < n_group; g += VW) {
+        const size_t n = n_group - g < VW ? n_group - g : VW, units = (n * group + UNIT - 1) / UNIT;
 
-        if (g % VW == 0) {
-            const size_t n = n_group - g < VW ? n_group - g : VW;
-
-            few_scales_load(t, t->scales, g, n, scales.scale);
-            few_scales_load(t, t->biases, g, n, scales.bias);
+        few_scales(t, t->scales, g, n, b.scale);
+        few_scales(t, t->biases, g, n, b.bias);
+        for (size_t u = 0; u < units; u++, unit++) {
+            V_UNROLL
+            for (int o = 0; o < AFFINE_OUTS; o++) {
+                if (unit == t->n_whole)
+                    p[o] = t->tail[o];
+                _mm_prefetch((const char *)((uintptr_t)p[o] + ahead), _MM_HINT_T0);
+            }
+            if (group <= UNIT)
+                few_unit(bits, terms, n_row, p, unit, x, u, 0, &b);
+            else
+                few_unit(bits, terms, n_row, p, unit, x, u / 2, u % 2, &b);
+            V_UNROLL
+            for (int o = 0; o < AFFINE_OUTS; o++)
+                p[o] += UNIT * (size_t)bits / 8;
         }
         V_UNROLL
         for (int r = 0; r < n_row; r++)
-            sum[r][0] = sum[r][1] = sum[r][2] = sum[r][3] = vi_zero();
-        for (uint32_t u = 0; u < units; u++)
-            few_unit(bits, terms, n_row, t, unit++, x, sum);
-        V_UNROLL
-        for (int r = 0; r < n_row; r++) {
-            const vi h = _mm256_hadd_epi32(_mm256_hadd_epi32(sum[r][0], sum[r][1]),
-                                           _mm256_hadd_epi32(sum[r][2], sum[r][3]));
-            const __m128i lo = _mm256_castsi256_si128(h), hi = _mm256_extracti128_si256(h, 1);
-
-            if (step == 1) {
-                acc[r] = few_add(acc[r], &scales, x[r].s, c->pad, g, _mm_add_epi32(lo, hi));
-            } else {
-                acc[r] = few_add(acc[r], &scales, x[r].s, c->pad, g, lo);
-                if (g + 1 < n_group)
-                    acc[r] = few_add(acc[r], &scales, x[r].s, c->pad, g + 1, hi);
-            }
-        }
+            acc[r] = few_sum(acc[r], &b, r, group, x[r].s + g, c->pad, n);
     }
 }
 
