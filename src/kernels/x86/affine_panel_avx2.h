@@ -50,7 +50,7 @@ V_INLINE void panel_scales(enum esp_scale_type type, const uint8_t *const *row, 
         V_UNROLL
         for (int i = 0; i < VW; i++)
             v[i] = vi_from_bits(scales_load(type, row[h * VW + i], g, n));
-        vi_transpose8(v);
+        vi_transpose(v);
         V_UNROLL
         for (int i = 0; i < VW; i++)
             vf_store(out[i] + h * VW, _mm256_castsi256_ps(v[i]));

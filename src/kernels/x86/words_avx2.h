@@ -60,37 +60,6 @@ V_INLINE struct words words_get(int bits, const uint8_t *p)
         {words_low(c.a, 255), _mm256_srli_epi16(c.a, 8), words_low(c.b, 255), _mm256_srli_epi16(c.b, 8)}};
 }
 
-/* v[i] becomes word i of all, within lanes: the upper lanes of v are words 4 .. 7 for what vi_join made. */
-V_INLINE void vi_transpose4(vi *v)
-{
-    const vi a = _mm256_unpacklo_epi32(v[0], v[1]), b = _mm256_unpackhi_epi32(v[0], v[1]);
-    const vi c = _mm256_unpacklo_epi32(v[2], v[3]), d = _mm256_unpackhi_epi32(v[2], v[3]);
-
-    v[0] = _mm256_unpacklo_epi64(a, c);
-    v[1] = _mm256_unpackhi_epi64(a, c);
-    v[2] = _mm256_unpacklo_epi64(b, d);
-    v[3] = _mm256_unpackhi_epi64(b, d);
-}
-
-/* v[i] becomes word i of all eight. */
-V_INLINE void vi_transpose8(vi *v)
-{
-    vi lo[4], hi[4];
-
-    V_UNROLL
-    for (int i = 0; i < 4; i++) {
-        lo[i] = _mm256_permute2x128_si256(v[i], v[i + 4], 0x20);
-        hi[i] = _mm256_permute2x128_si256(v[i], v[i + 4], 0x31);
-    }
-    vi_transpose4(lo);
-    vi_transpose4(hi);
-    V_UNROLL
-    for (int i = 0; i < 4; i++) {
-        v[i] = lo[i];
-        v[i + 4] = hi[i];
-    }
-}
-
 V_INLINE void panel_store(int16_t *out, int pair, vi v)
 {
     _mm256_storeu_si256((__m256i *)(void *)(out + pair * PANEL_OUTS * 2), v);
@@ -125,13 +94,13 @@ V_INLINE void panel_unit(int bits, const uint8_t *const *p, int16_t *out)
         a[i] = c.a;
         b[i] = c.b;
     }
-    vi_transpose8(a);
+    vi_transpose(a);
     V_UNROLL
     for (int i = 0; i < VW; i++) {
         panel_store(out, i, words_low(a[i], 255));
         panel_store(out, 8 + i, _mm256_srli_epi16(a[i], 8));
     }
-    vi_transpose8(b);
+    vi_transpose(b);
     V_UNROLL
     for (int i = 0; i < VW; i++) {
         panel_store(out, 16 + i, words_low(b[i], 255));
@@ -151,11 +120,11 @@ V_INLINE void panel_unit8(int bits, const uint8_t *const *p, uint8_t *out)
         a[i] = c.a;
         b[i] = c.b;
     }
-    vi_transpose8(a);
+    vi_transpose(a);
     V_UNROLL
     for (int i = 0; i < VW; i++)
         _mm256_storeu_si256((__m256i *)(void *)(out + i * PANEL_OUTS * 4), a[i]);
-    vi_transpose8(b);
+    vi_transpose(b);
     V_UNROLL
     for (int i = 0; i < VW; i++)
         _mm256_storeu_si256((__m256i *)(void *)(out + (8 + i) * PANEL_OUTS * 4), b[i]);
