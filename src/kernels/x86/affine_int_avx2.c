@@ -19,7 +19,7 @@
 
 enum {
     FEW_ROWS = 2,  /* rows of a tile that reads codes as they are stored */
-    MANY_ROWS = 4, /* from here on a panel pays */
+    MANY_ROWS = 3, /* from here on a panel pays */
 };
 
 /* ---- a few rows, four outputs ---- */

@@ -57,6 +57,23 @@ V_INLINE void panel_scales(enum esp_scale_type type, const uint8_t *const *row, 
     }
 }
 
+/* A unit of all outputs, from byte `at` of their codes on. */
+V_INLINE void panel_units(int bits, enum panel_kind kind, const uint8_t *const *codes, size_t at,
+                          int16_t *out)
+{
+    for (int h = 0; h < PANEL_VECTORS; h++) {
+        const uint8_t *from[VW];
+
+        V_UNROLL
+        for (int i = 0; i < VW; i++)
+            from[i] = codes[h * VW + i] + at;
+        if (kind == PANEL_WORDS)
+            panel_unit(bits, from, out + h * VW * 2);
+        else
+            panel_unit8(bits, from, (uint8_t *)out + h * VW * 4);
+    }
+}
+
 /* Fill p, whose groups are set, with outputs o .. o + n_out - 1, past the end the last again; asks for the
  * outputs behind. */
 V_INLINE void panel_fill(int bits, enum panel_kind kind, const struct esp_weight *w, uint32_t o,
@@ -76,23 +93,20 @@ V_INLINE void panel_fill(int bits, enum panel_kind kind, const struct esp_weight
     panel_scales(w->scale_type, scales, p->g0, p->n_group, p->scale);
     panel_scales(w->scale_type, biases, p->g0, p->n_group, p->bias);
     for (size_t u = 0; u * UNIT < n_in; u++) {
-        for (int h = 0; h < PANEL_VECTORS; h++) {
-            const uint8_t *at[VW];
+        const size_t at = u * unit_bytes;
 
-            for (int i = 0; i < VW; i++) {
-                at[i] = codes[h * VW + i] + u * unit_bytes;
-                _mm_prefetch((const char *)((uintptr_t)at[i] + PANEL_OUTS * w->row_bytes), _MM_HINT_T1);
-                if ((u + 1) * UNIT > n_in) { /* the short last unit */
-                    memset(tail[h * VW + i], 0, UNIT);
-                    memcpy(tail[h * VW + i], at[i], n_in % UNIT * (size_t)bits / 8);
-                    at[i] = tail[h * VW + i];
-                }
+        if ((u + 1) * UNIT > n_in) { /* the short last unit */
+            for (uint32_t i = 0; i < PANEL_OUTS; i++) {
+                memset(tail[i], 0, UNIT);
+                memcpy(tail[i], codes[i] + at, n_in % UNIT * (size_t)bits / 8);
+                codes[i] = tail[i];
             }
-            if (kind == PANEL_WORDS)
-                panel_unit(bits, at, p->codes[u] + h * VW * 2);
-            else
-                panel_unit8(bits, at, (uint8_t *)p->codes[u] + h * VW * 4);
+            panel_units(bits, kind, codes, 0, p->codes[u]);
+            continue;
         }
+        for (uint32_t i = 0; i < PANEL_OUTS && at % 64 < unit_bytes; i++) /* a line once */
+            _mm_prefetch((const char *)((uintptr_t)codes[i] + at + PANEL_OUTS * w->row_bytes), _MM_HINT_T1);
+        panel_units(bits, kind, codes, at, p->codes[u]);
     }
 }
 
@@ -131,8 +145,8 @@ V_INLINE vi mul8_now(vi acc, vi codes, vi x)
     return acc;
 }
 
-/* The same with bytes; sums of `depth` products by four fit in 16 bits. */
-V_INLINE void tile_bytes(int depth, int n_row, const uint8_t *w, const int8_t *const *x, size_t at,
+/* The same with bytes; sums of `depth` products by four fit in 16 bits. first: there is no sum yet. */
+V_INLINE void tile_bytes(int depth, int first, int n_row, const uint8_t *w, const int8_t *const *x, size_t at,
                          vi (*sum)[PANEL_VECTORS])
 {
     for (int v = 0; v < 8; v += depth) {
@@ -154,10 +168,27 @@ V_INLINE void tile_bytes(int depth, int n_row, const uint8_t *w, const int8_t *c
         }
         V_UNROLL
         for (int r = 0; r < n_row; r++) {
-            sum[r][0] = mul16_now(sum[r][0], part[r][0], _mm256_set1_epi16(1));
-            sum[r][1] = mul16_now(sum[r][1], part[r][1], _mm256_set1_epi16(1));
+            V_UNROLL
+            for (int h = 0; h < PANEL_VECTORS; h++) {
+                const vi wide = _mm256_madd_epi16(part[r][h], _mm256_set1_epi16(1));
+
+                sum[r][h] = first && v == 0 ? wide : vi_add(sum[r][h], wide);
+            }
         }
     }
+}
+
+V_INLINE void tile_lane(enum panel_kind kind, int first, int n_row, const struct panel *p, size_t lane,
+                        const int16_t *const *x, const int8_t *const *t, vi (*sum)[PANEL_VECTORS])
+{
+    const size_t odd = lane % 2, in = lane / 2 * UNIT;
+    const int16_t *w = p->codes[lane / 2];
+
+    if (kind == PANEL_WORDS)
+        tile_words(n_row, w + odd * 4 * PANEL_OUTS * 2, x, in + odd * 8, sum);
+    else
+        tile_bytes((int)kind, first, n_row, (const uint8_t *)w + odd * 4 * PANEL_OUTS * 4, t, in + odd * 16,
+                   sum);
 }
 
 /* y [n_row][PANEL_OUTS] += p times rows from r0 on. */
@@ -181,15 +212,9 @@ V_INLINE void tile_panel(enum panel_kind kind, int n_row, const struct int_call 
         V_UNROLL
         for (int r = 0; r < n_row; r++)
             sum[r][0] = sum[r][1] = vi_zero();
-        for (size_t i = 0; i < lanes; i++, lane++) {
-            const size_t unit = lane / 2, odd = lane % 2;
-
-            if (kind == PANEL_WORDS)
-                tile_words(n_row, p->codes[unit] + odd * 4 * PANEL_OUTS * 2, x, unit * UNIT + odd * 8, sum);
-            else
-                tile_bytes((int)kind, n_row, (const uint8_t *)p->codes[unit] + odd * 4 * PANEL_OUTS * 4, t,
-                           unit * UNIT + odd * 16, sum);
-        }
+        tile_lane(kind, 1, n_row, p, lane++, x, t, sum);
+        for (size_t i = 1; i < lanes; i++)
+            tile_lane(kind, 0, n_row, p, lane++, x, t, sum);
         V_UNROLL
         for (int r = 0; r < n_row; r++) {
             const float *s = int_row_at(c, r0 + (uint32_t)r).s + p->g0 + g;
