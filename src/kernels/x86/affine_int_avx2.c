@@ -134,7 +134,7 @@ V_INLINE __m128 few_sum(__m128 acc, const struct few_batch *b, int r, uint32_t g
     return acc;
 }
 
-/* Four outputs. Groups go in batches, so that the sums across lanes of one do not wait for those of another. */
+/* Four outputs. Groups go in batches, so that the sums across lanes of one do not wait for another's. */
 V_INLINE void few_tile(int bits, int terms, int n_row, const struct int_call *c, const struct affine_tile *t,
                        uint32_t r0, __m128 *acc)
 {

@@ -1,7 +1,7 @@
 /*
- * Prepared rows of activations for integer products of affine weights with AVX2 (affine_int_avx2.c): the integer of a
- * value in 16 bits, whatever its terms, and where codes are narrow enough for byte products its terms again
- * as bytes. Included after words_avx2.h.
+ * Prepared rows of activations for integer products of affine weights with AVX2 (affine_int_avx2.c): the
+ * integer of a value in 16 bits, whatever its terms, and where codes are narrow enough for byte products its
+ * terms again as bytes. Included after words_avx2.h.
  *
  * Row: steps s [n_group, padded to 8], s * (sum of the group's integers) [same], then for each unit of 64
  * inputs four vectors of int16 in the order of the codes; then, with terms as bytes, for each unit 64 bytes

@@ -2,8 +2,8 @@
  * Affine codes widened to 16 bits, a unit of 64 codes as four vectors, for multiplications of 16 bits with
  * AVX2. Included after codes_avx2.h and affine_order.h.
  *
- * Lane l of a unit is its inputs 32 l .. 32 l + 31. Word w of vector v in a lane is the input that WORDS[v][w]
- * says: whatever takes least to unpack, masks and one shift. Two neighbouring words are a pair, which one
+ * Lane l of a unit is its inputs 32 l .. 32 l + 31. Word w of vector v in a lane is the input WORDS[v][w]:
+ * whatever takes least to unpack, masks and one shift. Two neighbouring words are a pair, which one
  * multiply-add sums; a panel (panel_unit) has the pairs of 8 outputs side by side, a lane of 32 bits each.
  *
  * SPDX-License-Identifier: MIT
