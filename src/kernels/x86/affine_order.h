@@ -1,5 +1,5 @@
 /*
- * What the two affine kernels (affine_int_body.h, affine_f32_body.h) share: the order in which unpacked codes
+ * What the two affine kernels (affine_int_*.c, affine_f32_body.h) share: the order in which unpacked codes
  * lie, so that activations can be prepared in the same order, and how a tile finds its planes. Included after
  * codes_avx*.h.
  *

@@ -72,9 +72,12 @@ V_INLINE vi hash_dot(vi acc, vi x, vi vv)
     return _mm256_add_epi32(acc, _mm256_madd_epi16(_mm256_maddubs_epi16(x, _mm256_set1_epi8(1)), vv));
 }
 
+/* A compiler that added up the products of several steps first, as integers allow, would spill. */
 V_INLINE vi dot16(vi acc, vi a, vi b)
 {
-    return _mm256_add_epi32(acc, _mm256_madd_epi16(a, b));
+    acc = _mm256_add_epi32(acc, _mm256_madd_epi16(a, b));
+    __asm__("" : "+x"(acc));
+    return acc;
 }
 
 V_INLINE vi pack16(vi a, vi b)

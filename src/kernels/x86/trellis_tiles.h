@@ -311,8 +311,6 @@ static void many0(int ints, const struct t_decoder *d, const struct t_call *c)
 
 /* ---- axis 1 again ---- */
 
-#if T_ROWS > 2 /* the other width multiplies along axis 0 no faster */
-
 /* Values of block b of T_CHUNK_COLS outputs from o on, as d->chunk() has them; columns backwards too. */
 static void turn_block(const struct t_decoder *d, const struct t_call *c, uint32_t o, size_t b, int16_t *out)
 {
@@ -354,8 +352,6 @@ static void turned(const struct t_decoder *d, const struct t_call *c, uint32_t o
     }
 }
 
-#endif
-
 static void many1(int ints, int turns, const struct t_decoder *d, const struct t_call *c)
 {
     const size_t size = T_BLOCK * (ints ? sizeof(int16_t) : sizeof(float));
@@ -363,11 +359,8 @@ static void many1(int ints, int turns, const struct t_decoder *d, const struct t
 
     uint32_t o = c->o0;
 
-#if T_ROWS > 2
     for (; turns && c->o1 - o >= T_CHUNK_COLS; o += T_CHUNK_COLS)
         turned(d, c, o);
-#endif
-    (void)turns;
     for (; o < c->o1; o += T_OUTS) {
         const uint32_t n = c->o1 - o < T_OUTS ? c->o1 - o : T_OUTS;
 
@@ -382,23 +375,12 @@ static void many1(int ints, int turns, const struct t_decoder *d, const struct t
 
 /* ---- the table's entries ---- */
 
-enum t_path {
-    T_ONE1,
-    T_MANY1,
-    T_ONE0,
-    T_MANY0,
-#if T_ROWS > 2
-    T_TURNED,
-#endif
-    T_PATHS
-};
+enum t_path { T_ONE1, T_MANY1, T_ONE0, T_MANY0, T_TURNED, T_PATHS };
 
 static const struct esp_path t_int_paths[] = {
     [T_ONE1] = {"bytes of hashes times activations, four outputs", ESP_SHAPE_AXIS1, 1},
     [T_MANY1] = {"values by block, tiles of four outputs", ESP_SHAPE_AXIS1, 2},
-#if T_ROWS > 2
     [T_TURNED] = {"values by block, turned, an output a lane", ESP_SHAPE_AXIS1, T_ROWS + 1},
-#endif
     [T_ONE0] = {"bytes of hashes times activations, an output a lane", ESP_SHAPE_AXIS0, 1},
     [T_MANY0] = {"values by strip, an output a lane", ESP_SHAPE_AXIS0, 2},
     [T_PATHS] = {NULL, ESP_SHAPE_ANY, 0},
@@ -426,11 +408,9 @@ static void t_product_int(const struct esp_weight *w, const void *act, uint32_t 
     case T_MANY1:
         many1(1, 0, d, &c);
         break;
-#if T_ROWS > 2
     case T_TURNED:
         many1(1, 1, d, &c);
         break;
-#endif
     case T_ONE0:
         d->one0(&c);
         break;

@@ -343,4 +343,35 @@ V_INLINE vf vf_from_u8(const uint8_t *p)
     return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(const void *)p)));
 }
 
+/* In each lane: v[i] becomes word i of all four. */
+V_INLINE void vi_transpose4(vi *v)
+{
+    const vi a = _mm256_unpacklo_epi32(v[0], v[1]), b = _mm256_unpackhi_epi32(v[0], v[1]);
+    const vi c = _mm256_unpacklo_epi32(v[2], v[3]), d = _mm256_unpackhi_epi32(v[2], v[3]);
+
+    v[0] = _mm256_unpacklo_epi64(a, c);
+    v[1] = _mm256_unpackhi_epi64(a, c);
+    v[2] = _mm256_unpacklo_epi64(b, d);
+    v[3] = _mm256_unpackhi_epi64(b, d);
+}
+
+/* v[i] becomes word i of all eight. */
+V_INLINE void vi_transpose(vi *v)
+{
+    vi lo[4], hi[4];
+
+    V_UNROLL
+    for (int i = 0; i < 4; i++) {
+        lo[i] = _mm256_permute2x128_si256(v[i], v[i + 4], 0x20);
+        hi[i] = _mm256_permute2x128_si256(v[i], v[i + 4], 0x31);
+    }
+    vi_transpose4(lo);
+    vi_transpose4(hi);
+    V_UNROLL
+    for (int i = 0; i < 4; i++) {
+        v[i] = lo[i];
+        v[i + 4] = hi[i];
+    }
+}
+
 #endif
