@@ -62,6 +62,7 @@ if [ -z "${SKIP_CHECKS:-}" ]; then # side by side: most of their time is the CPU
     ops shapes test_shapes &
     ops cuts test_cuts &
     ops trellis_cuts test_trellis_cuts &
+    ops term_cuts test_term_cuts &
     check open 20 env -u ESPALIER_CUDA_LIBRARY "$dir/test_cuda_open" &
     check coded 20 "$dir/test_cuda_coded" &
     check tiny_text 60 env ESPALIER_TEST_DEVICE=cuda "$dir/test_model_tiny_text" &

@@ -55,7 +55,7 @@ enum esp_pack {
 
 struct esp_plan_opts {
     enum esp_act act; /* activation precision; resolved per weight format */
-    bool act_auto;    /* choose per format instead: int8x2 for integer codes, f32 for others */
+    bool act_auto;    /* choose instead: CPU by format, int8x2 for integer codes, else f32; CUDA bf16 */
     uint32_t max_tok; /* limits of a batch */
     uint32_t max_out;
     uint32_t max_seq;

@@ -311,6 +311,36 @@ static void test_cuts(void **state)
     check_cuts("heads of 256, bf16 cache", &s);
 }
 
+/* One term and two of an activation, which most kernels are made for. */
+static void test_term_cuts(void **state)
+{
+    static const enum esp_format_id formats[] = {ESP_FORMAT_BF16, ESP_FORMAT_AFFINE2, ESP_FORMAT_AFFINE4,
+                                                 ESP_FORMAT_AFFINE8};
+
+    (void)state;
+    for (size_t i = 0; i < sizeof formats / sizeof formats[0]; i++)
+        for (int two = 0; two < 2; two++) {
+            struct small_shape s = BASE;
+            char what[64];
+
+            s.format = formats[i], s.kv = ESP_KV_BF16, s.two = two, s.act = two ? ESP_ACT_F32 : ESP_ACT_BF16;
+            s.group = esp_format_get(s.format)->grouped ? 64 : 0;
+            s.hidden = 1280, s.ffn = 2304; /* parts of several stages */
+            snprintf(what, sizeof what, "%s, %d terms", esp_format_get(s.format)->name, two + 1);
+            check_cuts(what, &s);
+            s.group *= 2;
+            if (s.group && !two)
+                check_cuts("groups of 128", &s);
+        }
+    struct small_shape s = BASE;
+
+    s.format = ESP_FORMAT_TRELLIS3, s.along_outputs = true, s.other = ESP_FORMAT_AFFINE4;
+    s.ffn = 1024, s.hidden = 512, s.vocab = 512, s.kv = ESP_KV_BF16, s.act = ESP_ACT_BF16;
+    check_cuts("trellis3 and affine4, 1 term", &s);
+    s.along_outputs = false;
+    check_cuts("trellis3, 1 term", &s);
+}
+
 static void test_trellis_cuts(void **state)
 {
     struct small_shape s = BASE;
@@ -333,8 +363,10 @@ static void test_trellis_cuts(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_formats), cmocka_unit_test(test_trellis), cmocka_unit_test(test_trellis_mixed),
-        cmocka_unit_test(test_shapes),  cmocka_unit_test(test_cuts),    cmocka_unit_test(test_trellis_cuts),
+        cmocka_unit_test(test_formats),       cmocka_unit_test(test_trellis),
+        cmocka_unit_test(test_trellis_mixed), cmocka_unit_test(test_shapes),
+        cmocka_unit_test(test_cuts),          cmocka_unit_test(test_trellis_cuts),
+        cmocka_unit_test(test_term_cuts),
     };
 
     setvbuf(stdout, NULL, _IOLBF, 0);

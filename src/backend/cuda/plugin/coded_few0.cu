@@ -146,12 +146,21 @@ static void start(cudaStream_t s, const cu_linears *l, const cu_act *x, uint32_t
     cudaLaunchKernelEx(&c, coded_few0<K, TERMS, NT>, *l, *x, n_row);
 }
 
-template <int K> static void start_fast(cudaStream_t s, const cu_linears *l, const cu_act *x, uint32_t n_row)
+template <int K, int TERMS>
+static void start_terms(cudaStream_t s, const cu_linears *l, const cu_act *x, uint32_t n_row)
 {
     if (n_row <= 8)
-        start<K, 2, 1>(s, l, x, n_row);
+        start<K, TERMS, 1>(s, l, x, n_row);
     else
-        start<K, 2, 2>(s, l, x, n_row);
+        start<K, TERMS, 2>(s, l, x, n_row);
+}
+
+template <int K> static void start_fast(cudaStream_t s, const cu_linears *l, const cu_act *x, uint32_t n_row)
+{
+    if (x->n_term == 1)
+        start_terms<K, 1>(s, l, x, n_row);
+    else
+        start_terms<K, 2>(s, l, x, n_row);
 }
 
 void cu_coded_few0(cudaStream_t s, const struct cu_linears *l, const struct cu_act *x, uint32_t n_row)
@@ -164,6 +173,8 @@ void cu_coded_few0(cudaStream_t s, const struct cu_linears *l, const struct cu_a
         start_fast<3>(s, l, x, n_row);
     else if (l->w[0].bits == 4)
         start_fast<4>(s, l, x, n_row);
+    else if (x->n_term == 1)
+        start<0, 1, 1>(s, l, x, n_row);
     else
         start<0, 2, 1>(s, l, x, n_row);
 }

@@ -23,6 +23,7 @@ struct cuda_dev {
     cudaStream_t stream;
     bool tiled; /* has the shared memory of the tiled products */
     bool early; /* knows programmatic launches */
+    bool wide;  /* has the products of wide.h */
     uint32_t n_multiprocessor;
     struct cuda_weight **weights; /* places stay where they are; plans point at them */
     uint32_t n_weight, cap_weight;
@@ -89,7 +90,7 @@ struct esp_plan {
     struct esp_pools pools;
     struct esp_plan_opts opts;
     uint32_t n_term;  /* bf16 terms of an activation in products */
-    uint32_t n_coded; /* f16 terms in products with coded weights: two, or three; 0 where there are none */
+    uint32_t n_coded; /* f16 terms in products with coded weights; 0 where there are none */
     struct cuda_step *steps;
     uint32_t n_step;
     struct cuda_weight **weights; /* [n_op] NULL where the op has none */
@@ -163,8 +164,9 @@ void cuda_plan_free(struct esp_plan *p);
 /* launch.c: put the kernels of one step on the stream. */
 void cuda_launch(const struct esp_plan *p, const struct cuda_step *s, const struct cu_shape *h,
                  bool together);
-/* Logits of output rows [row0, row0 + n_row), to the start of the plan's logits. */
-void cuda_launch_logits(const struct esp_plan *p, const struct cuda_step *s, uint32_t row0, uint32_t n_row);
+/* Logits of output rows [row0, row0 + n_row) of n_out, to the start of the plan's logits. */
+void cuda_launch_logits(const struct esp_plan *p, const struct cuda_step *s, uint32_t row0, uint32_t n_row,
+                        uint32_t n_out);
 
 /* fuse.c */
 void cuda_fuse(struct esp_plan *p);
@@ -175,7 +177,8 @@ struct cu_act cuda_gated_act(const struct esp_plan *p, uint32_t n_in);
 bool cuda_gates_together(const struct esp_plan *p, uint32_t n_row);
 
 /* launch.c, for fuse.c */
-struct cu_act cuda_act_of(const struct esp_plan *p, uint32_t n_in, bool wanted);
+/* Product form of n_row rows of n_in elements; wanted false: none is written. */
+struct cu_act cuda_act_of(const struct esp_plan *p, uint32_t n_in, uint32_t n_row, bool wanted);
 struct cu_linears cuda_linears_of(const struct esp_plan *p);
 struct cu_kv cuda_kv_of(const struct esp_plan *p, uint32_t layer);
 struct cu_delta cuda_delta_of(const struct esp_plan *p, uint32_t layer);

@@ -6,6 +6,7 @@
  */
 #include "backend/cuda/plugin/cuda.h"
 #include "backend/cuda/plugin/stream.h"
+#include "backend/cuda/plugin/wide.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -226,6 +227,7 @@ static esp_status look_at(struct cuda_dev *d, esp_error *err)
         return cuda_failed(err, e, "loading kernels");
     d->tiled = shared >= CU_TILED_SHARED;
     d->early = major >= 9 && !(early && early[0] == '0');
+    d->wide = major == 9 && minor == 0 && shared >= CU_WIDE_SHARED && cu_wide_known();
     d->n_multiprocessor = (uint32_t)props.multiProcessorCount;
     if (d->tiled) {
         CUDA_TRY(cu_linear_setup_bf16(), "setting up products");
@@ -235,6 +237,8 @@ static esp_status look_at(struct cuda_dev *d, esp_error *err)
         CUDA_TRY(cu_linear_setup_coded(), "setting up products");
         CUDA_TRY(cu_stream_setup(), "setting up products");
     }
+    if (d->wide)
+        CUDA_TRY(cu_wide_setup(), "setting up products");
     snprintf(d->base.name, sizeof d->base.name, "cuda:%d (%.40s)", d->index, props.name);
     CUDA_TRY(cudaStreamCreateWithFlags(&d->stream, cudaStreamNonBlocking), "making a stream");
     return ESP_OK;

@@ -12,6 +12,7 @@
 
 #include "backend/cuda/plugin/coded.h"
 #include "backend/cuda/plugin/kernels.h"
+#include "backend/cuda/plugin/wide.h"
 
 static __device__ __forceinline__ float cu_bf16(uint16_t v)
 {
@@ -93,9 +94,26 @@ static __device__ __forceinline__ void cu_store8(float *p, const float v[8])
     *reinterpret_cast<float4 *>(p + 4) = make_float4(v[4], v[5], v[6], v[7]);
 }
 
+/* Elements [k, k + 8) of a term, two a word, to their places. */
+static __device__ __forceinline__ void cu_put8(const cu_act &a, uint32_t term, uint32_t row, uint32_t k,
+                                               const uint32_t pack[4])
+{
+    if (!a.wide) {
+        *reinterpret_cast<uint4 *>(a.t[term] + (size_t)row * a.ld + k) =
+            make_uint4(pack[0], pack[1], pack[2], pack[3]);
+        return;
+    }
+    uint8_t *line = reinterpret_cast<uint8_t *>(a.t[term]) + cu_wide_line(a.ld, row, k);
+
+#pragma unroll
+    for (uint32_t i = 0; i < 4; i++)
+        *reinterpret_cast<uint32_t *>(line + cu_wide_word(row, k, i)) = pack[i];
+}
+
 /*
  * Elements [k, k + 8) of row `row` in the form for products. The four lanes that hold 32 consecutive elements
- * (lane % 4 rising) call together; width is a multiple of 32 there.
+ * (lane % 4 rising) call together; width is a multiple of 32 there. In the order of wide.h it is the eight
+ * lanes of 64 elements.
  */
 static __device__ __forceinline__ void cu_emit8(const cu_act &a, uint32_t row, uint32_t k, const float v[8])
 {
@@ -117,14 +135,23 @@ static __device__ __forceinline__ void cu_emit8(const cu_act &a, uint32_t row, u
             rest[2 * i] -= cu_bf16((uint16_t)(pack[i] & 0xffff));
             rest[2 * i + 1] -= cu_bf16((uint16_t)(pack[i] >> 16));
         }
-        *reinterpret_cast<uint4 *>(a.t[term] + (size_t)row * a.ld + k) =
-            make_uint4(pack[0], pack[1], pack[2], pack[3]);
+        cu_put8(a, term, row, k, pack);
     }
 #pragma unroll
     for (int i = 0; i < 8; i++)
         sum += v[i] - rest[i]; /* what the terms add up to */
     sum += __shfl_xor_sync(four, sum, 1);
     sum += __shfl_xor_sync(four, sum, 2);
+    if (a.wide) {
+        const float other = __shfl_xor_sync(0xffu << (threadIdx.x & 24), sum, 4);
+        float *to = a.sums + cu_wide_sum(a.ld, row, k);
+
+        if ((k & 31) == 0)
+            to[(k & 32 ? 2 : 1) * CU_WIDE_ROWS] = sum;
+        if ((k & 63) == 0)
+            to[0] = sum + other;
+        return;
+    }
     if ((k & 31) == 0)
         a.sums[(size_t)(k >> 5) * a.max_row + row] = sum;
 }
@@ -179,8 +206,7 @@ static __device__ __forceinline__ void cu_emit8_coded(const cu_act &a, uint32_t 
             rest[2 * i] -= __low2float(h);
             rest[2 * i + 1] -= __high2float(h);
         }
-        *reinterpret_cast<uint4 *>(a.t[term] + (size_t)row * a.ld + k) =
-            make_uint4(pack[0], pack[1], pack[2], pack[3]);
+        cu_put8(a, term, row, k, pack);
     }
 }
 

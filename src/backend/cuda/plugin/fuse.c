@@ -170,7 +170,7 @@ static void one_format(const struct esp_plan *p, const struct cuda_step *s, uint
                        const struct cu_finish *finish, const struct cu_shape *h, enum cu_stream_order order)
 {
     const struct esp_op *ops = &p->tape->ops[s->op];
-    const struct cu_act act = cuda_act_of(p, plan_width(p, ops[0].a), true);
+    const struct cu_act act = cuda_act_of(p, plan_width(p, ops[0].a), h->n_tok, true);
     const uint32_t layer = p->tape->ops[s[1].op].layer;
     struct cu_stream k = {
         .order = order, .l = cuda_linears_of(p), .d = cuda_delta_of(p, layer), .b = batch_of(p, h)};
@@ -201,7 +201,7 @@ static void start_mixer_in(const struct esp_plan *p, uint32_t i, const struct cu
 
     if (s->prepare) {
         const uint32_t n_in = plan_width(p, ops[0].a);
-        const struct cu_act act = cuda_act_of(p, n_in, true);
+        const struct cu_act act = cuda_act_of(p, n_in, h->n_tok, true);
 
         cu_prepare(p->dev->stream, plan_value(p, ops[0].a), n_in, h->n_tok, &act);
     }
@@ -230,7 +230,7 @@ static void start_gated(const struct esp_plan *p, uint32_t i, const struct cu_sh
     const struct cuda_step *s = &p->steps[i];
     const struct esp_op *ops = &p->tape->ops[s->op];
     const uint32_t n_in = plan_width(p, ops[0].a);
-    const struct cu_act act = cuda_act_of(p, n_in, true);
+    const struct cu_act act = cuda_act_of(p, n_in, n_row, true);
     struct cu_stream k = {.l = cuda_linears_of(p),
                           .b = batch_of(p, h),
                           .swiglu = 1,
@@ -253,7 +253,7 @@ static void start_delta(const struct esp_plan *p, uint32_t i, const struct cu_sh
                                     .gamma = p->vec0[s[1].op],
                                     .y = plan_value(p, norm->out),
                                     .eps = norm->eps,
-                                    .act = cuda_act_of(p, plan_width(p, norm->out), s[1].emit)};
+                                    .act = cuda_act_of(p, plan_width(p, norm->out), h->n_tok, s[1].emit)};
 
     cu_delta_one(p->dev->stream, &d, plan_value(p, rule->a), plan_value(p, rule->b), &n, &b);
 }
@@ -286,7 +286,7 @@ static void start_attend(const struct esp_plan *p, uint32_t i, const struct cu_s
 {
     const struct cuda_step *s = &p->steps[i];
     const struct esp_op *gate = &p->tape->ops[s[1].op];
-    const struct cu_act act = cuda_act_of(p, plan_width(p, gate->out), s[1].emit);
+    const struct cu_act act = cuda_act_of(p, plan_width(p, gate->out), h->n_tok, s[1].emit);
     const struct cu_batch b = batch_of(p, h);
     struct cu_attention a = cuda_attention_of(p, &p->tape->ops[s->op]);
 

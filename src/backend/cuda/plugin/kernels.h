@@ -110,6 +110,7 @@ struct cu_act {
     float *more; /* NULL, or what is to be added to sums: halves of a sum that two blocks made (stream.h) */
     uint32_t ld, max_row; /* max_row: rows of a column of sums, a multiple of 128 */
     uint32_t n_term;      /* 0: nothing is prepared */
+    uint32_t wide;        /* not 0: in the order of wide.h */
 };
 
 enum { CU_MAX_LINEAR = 4 };
@@ -133,7 +134,7 @@ void cu_prepare(cudaStream_t s, const float *x, uint32_t width, uint32_t n_row, 
 
 /*
  * Products with coded weights: of equal bits along axis 1, or a single one along axis 0, whose inputs were
- * prepared for it. Two terms, or three. values: room for the code values of at least 16 tiles where more than
+ * prepared for it. values: room for the code values of at least 16 tiles where more than
  * CU_FEW_ROWS rows are multiplied on a device with tiled kernels.
  */
 void cu_prepare_coded(cudaStream_t s, const float *x, uint32_t width, uint32_t n_row,

@@ -7,21 +7,22 @@
  */
 #include "backend/cuda/plugin/cuda.h"
 #include "backend/cuda/plugin/stream.h"
+#include "backend/cuda/plugin/wide.h"
 
 uint32_t cuda_rows_of(const struct esp_plan *p, esp_val v, const struct cu_shape *h)
 {
     return p->tape->values[v].rows == ESP_ROWS_TOKEN ? h->n_tok : h->n_out;
 }
 
-/* Product form of rows of n_in elements; wanted false: none is written. */
-struct cu_act cuda_act_of(const struct esp_plan *p, uint32_t n_in, bool wanted)
+struct cu_act cuda_act_of(const struct esp_plan *p, uint32_t n_in, uint32_t n_row, bool wanted)
 {
     uint8_t *at = p->scratch + p->act_off;
     const uint32_t planes = p->n_term > p->n_coded ? p->n_term : p->n_coded;
     struct cu_act a = {.sums = (void *)(at + planes * p->act_term),
                        .ld = (n_in + 127) / 128 * 128,
                        .max_row = p->act_rows,
-                       .n_term = wanted ? p->n_term : 0};
+                       .n_term = wanted ? p->n_term : 0,
+                       .wide = p->dev->wide && n_row > CU_FEW_ROWS};
 
     for (uint32_t i = 0; i < planes; i++)
         a.t[i] = (void *)(at + i * p->act_term);
@@ -29,9 +30,9 @@ struct cu_act cuda_act_of(const struct esp_plan *p, uint32_t n_in, bool wanted)
 }
 
 /* The same memory in the form for coded weights. */
-static struct cu_act coded_act_of(const struct esp_plan *p, uint32_t n_in)
+static struct cu_act coded_act_of(const struct esp_plan *p, uint32_t n_in, uint32_t n_row)
 {
-    struct cu_act a = cuda_act_of(p, n_in, true);
+    struct cu_act a = cuda_act_of(p, n_in, n_row, true);
 
     a.n_term = p->n_coded;
     return a;
@@ -63,7 +64,7 @@ static product_fn product_of(uint32_t format)
 static void flush(const struct esp_plan *p, struct cu_linears *l, const struct cu_act *act, const float *x,
                   uint32_t n_row)
 {
-    bool streams = p->dev->tiled && n_row <= CU_STREAM_ROWS;
+    bool streams = p->dev->tiled && n_row <= CU_STREAM_ROWS && !act->wide;
     product_fn f;
 
     if (l->n == 0)
@@ -114,7 +115,7 @@ static void coded(const struct esp_plan *p, struct cu_linears *l, const struct c
 static void coded_products(const struct esp_plan *p, const struct cuda_step *s, const float *x, uint32_t n_in,
                            uint32_t n_row)
 {
-    const struct cu_act act = coded_act_of(p, n_in);
+    const struct cu_act act = coded_act_of(p, n_in, n_row);
     bool done[CUDA_MAX_GROUP] = {false}, prepared = false;
 
     for (uint32_t i = 0; i < s->n_op; i++) {
@@ -150,7 +151,7 @@ static void products(const struct esp_plan *p, const struct cuda_step *s, const 
     const float *x = plan_value(p, ops[0].a);
     const struct cu_act act = s->gated && together && cuda_gates_together(p, n_row)
                                   ? cuda_gated_act(p, n_in)
-                                  : cuda_act_of(p, n_in, true);
+                                  : cuda_act_of(p, n_in, n_row, true);
     bool done[CUDA_MAX_GROUP] = {false};
 
     if (n_row == 0)
@@ -180,26 +181,27 @@ static void products(const struct esp_plan *p, const struct cuda_step *s, const 
     coded_products(p, s, x, n_in, n_row);
 }
 
-void cuda_launch_logits(const struct esp_plan *p, const struct cuda_step *s, uint32_t row0, uint32_t n_row)
+void cuda_launch_logits(const struct esp_plan *p, const struct cuda_step *s, uint32_t row0, uint32_t n_row,
+                        uint32_t n_out)
 {
     const struct esp_op *op = &p->tape->ops[s->op];
     uint32_t n_in = plan_width(p, op->a);
     const float *x = plan_value(p, op->a) + (size_t)row0 * n_in;
-    struct cu_act act = cuda_act_of(p, n_in, true);
+    struct cu_act act = cuda_act_of(p, n_in, n_out, true);
     struct cu_linears l = cuda_linears_of(p);
 
     l.n = 1;
     l.w[0] = p->weights[s->op]->w;
     l.y[0] = (float *)(void *)(p->scratch + p->logits_off);
     if (l.w[0].format == CU_CODED) {
-        act = coded_act_of(p, n_in);
+        act = coded_act_of(p, n_in, n_row);
         cu_prepare_coded(p->dev->stream, x, n_in, n_row, &l.w[0], &act);
         coded(p, &l, &act, n_row);
         return;
     }
     for (uint32_t i = 0; i < p->n_term; i++)
-        act.t[i] += (size_t)row0 * act.ld;
-    act.sums += row0;
+        act.t[i] += (size_t)row0 * act.ld; /* in wide order too: row0 is a multiple of its tiles */
+    act.sums += act.wide ? cu_wide_sum(act.ld, row0, 0) : row0;
     if (s->prepare)
         cu_prepare(p->dev->stream, x, n_in, n_row, &act);
     flush(p, &l, &act, x, n_row);
@@ -334,7 +336,7 @@ static void row_op(const struct esp_plan *p, uint32_t i, const struct cu_shape *
     const float *a = op->a != ESP_NO_VAL ? plan_value(p, op->a) : NULL;
     const float *b = op->b != ESP_NO_VAL ? plan_value(p, op->b) : NULL;
     float *y = plan_value(p, op->out);
-    const struct cu_act act = cuda_act_of(p, n, emit);
+    const struct cu_act act = cuda_act_of(p, n, n_row, emit);
 
     if (n_row == 0)
         return;
@@ -377,7 +379,7 @@ void cuda_launch(const struct esp_plan *p, const struct cuda_step *s, const stru
         products(p, s, h, together);
     } else if (s->kind == CUDA_STEP_ADD_NORM) {
         uint32_t n = plan_width(p, op->out), n_row = cuda_rows_of(p, op->out, h);
-        const struct cu_act act = cuda_act_of(p, n, s->emit);
+        const struct cu_act act = cuda_act_of(p, n, n_row, s->emit);
 
         if (n_row)
             cu_add_rmsnorm(p->dev->stream, plan_value(p, op->a), plan_value(p, op->b), plan_value(p, op->out),

@@ -5,8 +5,8 @@
  *
  *   The inputs are cut into CU_PARTS parts. Within a part, blocks of 32 inputs follow one another; in a block
  * two steps of 16 inputs, in a step the terms of x. Dense weights accumulate a part in the tensor core's
- * accumulator. Grouped weights accumulate codes times x over a group, then part = fma(scale, codes, part),
- * part = fma(bias, sum of x, part). Parts are added in ascending order.
+ * accumulator. Grouped weights accumulate codes times x over a group, then part = fma(bias, sum of x, part),
+ * part = fma(scale, codes, part). Parts are added in ascending order.
  *
  * Codes are small integers, exact in bf16, so grouped weights lose nothing on the way. A tensor-core operand
  * may permute its inner dimension as long as the other operand follows: lane t of a row holds inputs 8t ..
@@ -314,9 +314,9 @@ few_stage(float (&acc)[RT][NT][4], float (&c)[RT][NT][4], const few_raw<FMT, RT>
 
 #pragma unroll
                 for (int n = 0; n < NT; n++) {
+                    add_bias(acc[r][n], k, xs[n]);
                     if ((kb & gmask) == gmask)
                         close_group(acc[r][n], c[r][n], k);
-                    add_bias(acc[r][n], k, xs[n]);
                 }
             }
 #pragma unroll
@@ -466,6 +466,7 @@ template <int FMT, int TERMS>
 static __global__ void __launch_bounds__(TILED_THREADS, 1)
     tiled(const __grid_constant__ cu_linears l, const __grid_constant__ cu_act x, uint32_t n_row)
 {
+#ifndef __CUDA_ARCH_FEAT_SM90_ALL /* there it is wide.cuh that multiplies many rows */
     enum { ST = tiled_shared<TERMS>::stages };
     extern __shared__ __align__(128) uint8_t shared[];
     float *total = reinterpret_cast<float *>(shared + ST * tiled_shared<TERMS>::stage); /* [acc][threads] */
@@ -538,9 +539,9 @@ static __global__ void __launch_bounds__(TILED_THREADS, 1)
 
                         xs = make_float2(v.x + xs.x, v.y + xs.y);
                     }
+                    add_bias(acc[r][n], k, xs);
                     if ((kb & gmask) == gmask)
                         close_group(acc[r][n], c[r][n], k);
-                    add_bias(acc[r][n], k, xs);
                 }
             }
         }
@@ -576,6 +577,7 @@ static __global__ void __launch_bounds__(TILED_THREADS, 1)
             sum += 0.0f; /* empty parts, as in `few`: they turn -0 into 0 */
         l.y[which][(size_t)tok * w.n_out + o] = FMT == CU_VALUES ? coded_result(w, x, o, tok, sum) : sum;
     }
+#endif
 }
 
 static __global__ void add_parts(const float *parts, float *y, size_t n)
@@ -629,21 +631,49 @@ enum {
     FILL_BLOCKS = 96
 }; /* with fewer blocks than most of a large device's multiprocessors, parts get their own */
 
-template <int FMT, int TERMS>
-static void launch_tiled(cudaStream_t s, const cu_linears *l, const cu_act *x, uint32_t n_row)
+/* Adds up what blocks of single parts left. */
+static void add_split(cudaStream_t s, const cu_linears *l, uint32_t n_row)
 {
-    dim3 grid((n_row + TILED_ROWS - 1) / TILED_ROWS, count_blocks(l, TILED_TILES));
-    const bool split = grid.x * grid.y < FILL_BLOCKS &&
-                       CU_PARTS * n_row * part_column(*l, l->n) * sizeof(float) <= l->parts_bytes;
-
-    grid.z = split ? CU_PARTS : 1;
-    tiled<FMT, TERMS><<<grid, TILED_THREADS, tiled_shared<TERMS>::bytes, s>>>(*l, *x, n_row);
-    for (uint32_t i = 0; split && i < l->n; i++) {
+    for (uint32_t i = 0; i < l->n; i++) {
         const size_t n = (size_t)n_row * l->w[i].n_out;
 
         add_parts<<<(unsigned)((n + 255) / 256), 256, 0, s>>>(
             l->parts + (size_t)CU_PARTS * n_row * part_column(*l, i), l->y[i], n);
     }
+}
+
+static bool split_fits(const cu_linears *l, uint32_t n_row)
+{
+    return CU_PARTS * n_row * part_column(*l, l->n) * sizeof(float) <= l->parts_bytes;
+}
+
+template <int FMT, int TERMS>
+static void launch_tiled(cudaStream_t s, const cu_linears *l, const cu_act *x, uint32_t n_row)
+{
+    dim3 grid((n_row + TILED_ROWS - 1) / TILED_ROWS, count_blocks(l, TILED_TILES));
+    const bool split = grid.x * grid.y < FILL_BLOCKS && split_fits(l, n_row);
+
+    grid.z = split ? CU_PARTS : 1;
+    tiled<FMT, TERMS><<<grid, TILED_THREADS, tiled_shared<TERMS>::bytes, s>>>(*l, *x, n_row);
+    if (split)
+        add_split(s, l, n_row);
+}
+
+/*
+ * In the order of wide.h. Pairs of blocks of 128 outputs times 128 rows come in waves; parts as items of their
+ * own make eight times as many short ones, and leave sums to be added.
+ */
+template <class F>
+static void launch_wide(F *wide, cudaStream_t s, const cu_linears *l, const cu_act *x, uint32_t n_row)
+{
+    const uint32_t items = (count_blocks(l, 8) + 1) / 2 * ((n_row + CU_WIDE_ROWS - 1) / CU_WIDE_ROWS);
+    const uint32_t pairs = l->n_multiprocessor / 2, whole = (items + pairs - 1) / pairs * CU_PARTS,
+                   cut = (items * CU_PARTS + pairs - 1) / pairs;
+    const bool split = cut + 1 < whole && split_fits(l, n_row);
+
+    wide(s, l, x, n_row, split ? (uint32_t)CU_PARTS : 1);
+    if (split)
+        add_split(s, l, n_row);
 }
 
 template <int FMT, int TERMS>

@@ -51,6 +51,7 @@ static void few_coded(cudaStream_t s, const cu_linears *l, const cu_act *x, uint
     add_up(s, &part, &rows, n_row);
 }
 
+/* A range of tiles at a time: expanded, multiplied. */
 template <int TERMS>
 static void tiled_coded(cudaStream_t s, const cu_linears *l, uint32_t i, const cu_act *x, uint32_t n_row,
                         uint8_t *values, size_t values_bytes)
@@ -76,9 +77,37 @@ static void tiled_coded(cudaStream_t s, const cu_linears *l, uint32_t i, const c
         add_up(s, &one, x, n_row);
 }
 
+static void wide_coded(cudaStream_t s, const cu_linears *l, uint32_t i, const cu_act *x, uint32_t n_row,
+                       uint8_t *values, size_t values_bytes)
+{
+    const cu_weight *w = &l->w[i];
+    const size_t most = values_bytes / ((size_t)w->n_quad * 4096) / 16 * 16;
+    const uint32_t items = (w->n_tile + 15) / 16 * ((n_row + CU_WIDE_ROWS - 1) / CU_WIDE_ROWS);
+    const bool split = items * 2 < l->n_multiprocessor &&
+                       (size_t)w->n_part * n_row * w->n_out * sizeof(float) <= l->parts_bytes;
+    cu_linears one = *l;
+
+    one.n = 1;
+    one.y[0] = l->y[i];
+    for (uint32_t tile = 0; tile < w->n_tile; tile += one.w[0].n_tile) {
+        const uint32_t left = w->n_tile - tile;
+
+        one.w[0] = cu_expand(s, w, tile, left < most ? left : (uint32_t)most, values);
+        cu_wide_values(s, &one, x, n_row, split ? w->n_part : 1);
+    }
+    one.w[0] = *w;
+    if (split)
+        add_up(s, &one, x, n_row);
+}
+
 void cu_linear_coded(cudaStream_t s, const struct cu_linears *l, const struct cu_act *x, uint32_t n_row,
                      uint8_t *values, size_t values_bytes)
 {
+    if (x->wide) {
+        for (uint32_t i = 0; i < l->n; i++)
+            wide_coded(s, l, i, x, n_row, values, values_bytes);
+        return;
+    }
     if (n_row <= CU_FEW_ROWS || !l->tiled) {
         for (uint32_t r = 0; r < n_row; r += CU_FEW_ROWS)
             few_coded(s, l, x, r, n_row - r < CU_FEW_ROWS ? n_row - r : (uint32_t)CU_FEW_ROWS);
@@ -87,13 +116,17 @@ void cu_linear_coded(cudaStream_t s, const struct cu_linears *l, const struct cu
     for (uint32_t i = 0; i < l->n; i++)
         if (x->n_term == 3)
             tiled_coded<3>(s, l, i, x, n_row, values, values_bytes);
+        else if (x->n_term == 1)
+            tiled_coded<1>(s, l, i, x, n_row, values, values_bytes);
         else
             tiled_coded<2>(s, l, i, x, n_row, values, values_bytes);
 }
 
 cudaError_t cu_linear_setup_coded(void)
 {
-    const cudaError_t e = allow_tiled<CU_VALUES, 2>();
+    cudaError_t e = allow_tiled<CU_VALUES, 1>();
 
+    if (e == cudaSuccess)
+        e = allow_tiled<CU_VALUES, 2>();
     return e == cudaSuccess ? allow_tiled<CU_VALUES, 3>() : e;
 }

@@ -7,7 +7,10 @@
 
 void cu_linear_q8(cudaStream_t s, const struct cu_linears *l, const struct cu_act *x, uint32_t n_row)
 {
-    launch_linear<CU_Q8>(s, l, x, n_row);
+    if (x->wide)
+        launch_wide(cu_wide_q8, s, l, x, n_row);
+    else
+        launch_linear<CU_Q8>(s, l, x, n_row);
 }
 
 cudaError_t cu_linear_setup_q8(void)

@@ -101,7 +101,7 @@ static esp_val emits(const struct esp_plan *p, const struct cuda_step *s)
     case ESP_OP_HEAD_GATE:
         return op->out;
     case ESP_OP_GATED_NORM:
-        return width / op->n_head % 32 == 0 ? op->out : ESP_NO_VAL;
+        return width / op->n_head % 64 == 0 ? op->out : ESP_NO_VAL;
     default:
         return ESP_NO_VAL;
     }
@@ -166,7 +166,7 @@ static void lay_out_act(struct esp_plan *p)
             ld = ((size_t)t->ops[i].w->n_in + 127) / 128 * 128;
     p->act_term = pad(p->act_rows * ld * 2);
     p->act_bytes = p->act_term * (p->n_term > p->n_coded ? p->n_term : p->n_coded) +
-                   pad(ld / 32 * p->act_rows * sizeof(float));
+                   pad(ld / 64 * p->act_rows * 3 * sizeof(float)); /* wide.h */
     for (uint32_t i = 0; i < p->n_step; i++)
         if (p->steps[i].fuse == CUDA_FUSE_GATED) {
             p->gated_term = pad(CU_STREAM_ROWS * ld * 2);
@@ -443,12 +443,12 @@ void cuda_plan_free(struct esp_plan *p)
     esp_free(p);
 }
 
-/* Terms of bf16 that an activation is split into: 24 bits, 16 bits (no less than int8x2 has), or 8. */
+/* Terms of bf16 that an activation is split into: 24 bits, 16 bits (no less than int8x2 has), or 8 (auto). */
 static uint32_t terms_of(const struct esp_plan_opts *o)
 {
-    if (o->act_auto || o->act == ESP_ACT_INT8X2)
-        return 2;
-    return o->act == ESP_ACT_F32 ? 3 : 1;
+    if (o->act_auto)
+        return 1;
+    return o->act == ESP_ACT_F32 ? 3 : o->act == ESP_ACT_INT8X2 ? 2 : 1;
 }
 
 static esp_status plan_create(struct esp_plan **out, struct esp_dev *d, const struct esp_tape *t,
@@ -470,7 +470,7 @@ static esp_status plan_create(struct esp_plan **out, struct esp_dev *d, const st
     p->n_term = terms_of(o);
     for (uint32_t i = 0; i < t->n_op; i++)
         if (is_coded(&t->ops[i]))
-            p->n_coded = p->n_term == 3 ? 3 : 2;
+            p->n_coded = p->n_term;
     s = lay_out(p, err);
     if (s != ESP_OK) {
         cuda_plan_free(p);

@@ -126,7 +126,7 @@ static void walk(const struct esp_plan *p, const struct cu_shape *h)
         i += n ? n : 1;
     }
     if (logits && h->n_out)
-        cuda_launch_logits(p, logits, 0, h->n_out < p->logit_rows ? h->n_out : p->logit_rows);
+        cuda_launch_logits(p, logits, 0, h->n_out < p->logit_rows ? h->n_out : p->logit_rows, h->n_out);
 }
 
 /* ---- graphs
@@ -235,7 +235,7 @@ static esp_status walk_apart(struct esp_plan *p, const struct cu_shape *h, bool 
                 ESP_TRY(tap_value(p, p->tape->ops[j].out, h, err));
     }
     if (logits && h->n_out)
-        cuda_launch_logits(p, logits, 0, h->n_out < p->logit_rows ? h->n_out : p->logit_rows);
+        cuda_launch_logits(p, logits, 0, h->n_out < p->logit_rows ? h->n_out : p->logit_rows, h->n_out);
     return ESP_OK;
 }
 
@@ -279,7 +279,7 @@ static esp_status bring_logits(struct esp_plan *p, const struct esp_batch *b, es
         uint32_t m = b->n_out - i < p->logit_rows ? b->n_out - i : p->logit_rows;
 
         if (i)
-            cuda_launch_logits(p, logits, i, m);
+            cuda_launch_logits(p, logits, i, m, b->n_out);
         ESP_TRY(fetch(p, m, b->logits + i * row, err));
     }
     return ESP_OK;

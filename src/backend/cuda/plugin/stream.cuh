@@ -70,7 +70,8 @@ static __device__ __forceinline__ void stream_aim(stream_cursor<RT> *c, const cu
 /* Start the copy of the cursor's unit to a slot and move on; past the last group nothing is copied. */
 template <int FMT, int RT, bool PAIR>
 static __device__ __forceinline__ void stream_fetch(stream_cursor<RT> *c, const cu_linears &l, uint32_t slot,
-                                                    uint32_t u0, uint32_t u1, uint32_t n_group, uint32_t stride)
+                                                    uint32_t u0, uint32_t u1, uint32_t n_group,
+                                                    uint32_t stride)
 {
     typedef stream_unit<FMT> unit;
     const uint32_t lane = threadIdx.x & 31;
@@ -188,10 +189,9 @@ static __device__ __forceinline__ void stream_load_rows(stream_rows<TERMS, NT> *
         for (int jj = 0; jj < 2; jj++)
 #pragma unroll
             for (int i = 0; i < TERMS; i++)
-                to->x[jj][n][i] =
-                    ONE ? *reinterpret_cast<const uint4 *>(at + (jj * TERMS + i) * 64 + t * 16)
-                        : *reinterpret_cast<const uint4 *>(x.t[i] + (size_t)row * x.ld + (kb + jj) * 32 +
-                                                           8 * t);
+                to->x[jj][n][i] = ONE ? *reinterpret_cast<const uint4 *>(at + (jj * TERMS + i) * 64 + t * 16)
+                                      : *reinterpret_cast<const uint4 *>(x.t[i] + (size_t)row * x.ld +
+                                                                         (kb + jj) * 32 + 8 * t);
         if (is_dense(FMT))
             continue;
         if (ONE) {
@@ -215,10 +215,9 @@ static __device__ __forceinline__ void stream_load_rows(stream_rows<TERMS, NT> *
 
 /* Two blocks of RT tiles: raw is what half a quad holds of a lane. ONE: only the column of row 0 counts. */
 template <int FMT, int TERMS, int NT, int RT, bool ONE>
-static __device__ __forceinline__ void stream_half(float (&acc)[RT][NT][4],
-                                                   const uint4 (&raw)[RT][half_quad<FMT>::loads],
-                                                   const uint2 (&sc)[RT],
-                                                   const stream_rows<TERMS, NT> &rows, int h)
+static __device__ __forceinline__ void
+stream_half(float (&acc)[RT][NT][4], const uint4 (&raw)[RT][half_quad<FMT>::loads], const uint2 (&sc)[RT],
+            const stream_rows<TERMS, NT> &rows, int h)
 {
     float c[RT][NT][4] = {};
 
@@ -251,17 +250,17 @@ static __device__ __forceinline__ void stream_half(float (&acc)[RT][NT][4],
         for (int n = 0; n < NT; n++)
 #pragma unroll
             for (int e = 0; e < 4; e += ONE ? 2 : 1) {
-                acc[r][n][e] = fmaf(e < 2 ? k.s0 : k.s8, c[r][n][e], acc[r][n][e]);
                 acc[r][n][e] = fmaf(e < 2 ? k.b0 : k.b8, e & 1 ? rows.sum[n].y : rows.sum[n].x, acc[r][n][e]);
+                acc[r][n][e] = fmaf(e < 2 ? k.s0 : k.s8, c[r][n][e], acc[r][n][e]);
             }
     }
 }
 
 /* Unit u, the at-th of the part, out of a slot. */
 template <int FMT, int TERMS, int NT, int RT, bool ONE>
-static __device__ __forceinline__ void
-stream_slot(float (&acc)[RT][NT][4], const uint8_t *slot, const uint8_t *row, const float *row_sums,
-            uint32_t at, uint32_t u, const cu_act &x, uint32_t row0, uint32_t n_row)
+static __device__ __forceinline__ void stream_slot(float (&acc)[RT][NT][4], const uint8_t *slot,
+                                                   const uint8_t *row, const float *row_sums, uint32_t at,
+                                                   uint32_t u, const cu_act &x, uint32_t row0, uint32_t n_row)
 {
     typedef stream_unit<FMT> unit;
     enum { LH = half_quad<FMT>::loads };
@@ -280,8 +279,8 @@ stream_slot(float (&acc)[RT][NT][4], const uint8_t *slot, const uint8_t *row, co
         for (int r = 0; r < RT; r++) {
 #pragma unroll
             for (int j = 0; j < LH; j++)
-                raw[r][j] = *reinterpret_cast<const uint4 *>(slot + r * unit::all + (h * LH + j) * 512 +
-                                                             lane * 16);
+                raw[r][j] =
+                    *reinterpret_cast<const uint4 *>(slot + r * unit::all + (h * LH + j) * 512 + lane * 16);
             if (unit::scales)
                 sc[r] = *reinterpret_cast<const uint2 *>(slot + r * unit::all + unit::codes + h * 64 +
                                                          (lane >> 2) * 8);
@@ -326,11 +325,15 @@ static __global__ void __launch_bounds__(32 * CU_PARTS * TEAMS, stream_resident(
 {
     typedef stream_unit<FMT> unit;
     typedef stream_room<FMT, TERMS, NT, RT, DEPTH, ONE, TEAMS> room;
-    enum { TWO = ONE && RT == 1 && FMT == CU_Q4 }; /* units at once: more sums that do not wait for each other */
+    enum {
+        TWO = ONE && RT == 1 && FMT == CU_Q4
+    }; /* units at once: more sums that do not wait for each other */
     extern __shared__ __align__(128) uint8_t shared[];
     const cu_linears &l = k.l;
-    const uint32_t lane = threadIdx.x & 31, part = threadIdx.x >> 5 & (CU_PARTS - 1), row0 = blockIdx.y * (NT * 8);
-    const uint32_t team = TEAMS > 1 ? threadIdx.x / (32 * CU_PARTS) : 0, thread = threadIdx.x % (32 * CU_PARTS);
+    const uint32_t lane = threadIdx.x & 31, part = threadIdx.x >> 5 & (CU_PARTS - 1),
+                   row0 = blockIdx.y * (NT * 8);
+    const uint32_t team = TEAMS > 1 ? threadIdx.x / (32 * CU_PARTS) : 0,
+                   thread = threadIdx.x % (32 * CU_PARTS);
     const uint32_t first = blockIdx.x + team * gridDim.x, stride = gridDim.x * TEAMS;
     stream_red<NT, RT, ONE> &red =
         reinterpret_cast<stream_red<NT, RT, ONE> *>(shared + room::ring + room::rows(l))[team];
@@ -370,10 +373,10 @@ static __global__ void __launch_bounds__(32 * CU_PARTS * TEAMS, stream_resident(
 
                 asm volatile("cp.async.wait_group %0;" ::"n"(DEPTH - 2) : "memory");
                 __syncwarp(); /* what other lanes copied has arrived too */
-                stream_slot<FMT, TERMS, NT, RT, ONE>(acc, own + slot * room::slot, row, row_sums, u - u0, u, x,
-                                                     row0, n_row);
-                stream_slot<FMT, TERMS, NT, RT, ONE>(acc, own + second * room::slot, row, row_sums, u + 1 - u0,
-                                                     u + 1, x, row0, n_row);
+                stream_slot<FMT, TERMS, NT, RT, ONE>(acc, own + slot * room::slot, row, row_sums, u - u0, u,
+                                                     x, row0, n_row);
+                stream_slot<FMT, TERMS, NT, RT, ONE>(acc, own + second * room::slot, row, row_sums,
+                                                     u + 1 - u0, u + 1, x, row0, n_row);
                 __syncwarp(); /* all have read the slots */
                 stream_fetch<FMT, RT, PAIR>(&ahead, l, own_at + slot * room::slot, u0, u1, n_group, stride);
                 stream_fetch<FMT, RT, PAIR>(&ahead, l, own_at + second * room::slot, u0, u1, n_group, stride);
@@ -417,10 +420,10 @@ static __global__ void __launch_bounds__(32 * CU_PARTS * TEAMS, stream_resident(
 
 /* ---- choosing ---- */
 
-template <int FMT, int NT, int RT, int DEPTH, bool ONE, bool PAIR, int TEAMS>
+template <int FMT, int TERMS, int NT, int RT, int DEPTH, bool ONE, bool PAIR, int TEAMS>
 static void stream_start(cudaStream_t s, const cu_stream *k, const cu_act *x, uint32_t n_row)
 {
-    typedef stream_room<FMT, 2, NT, RT, DEPTH, ONE, TEAMS> room;
+    typedef stream_room<FMT, TERMS, NT, RT, DEPTH, ONE, TEAMS> room;
     const cu_linears *l = &k->l;
     const uint32_t n_group = PAIR ? (l->w[0].n_tile + RT / 2 - 1) / (RT / 2) : count_blocks(l, RT);
     const uint32_t most = l->n_multiprocessor * stream_resident(NT, RT, TEAMS);
@@ -437,7 +440,7 @@ static void stream_start(cudaStream_t s, const cu_stream *k, const cu_act *x, ui
     c.stream = s;
     c.attrs = &early;
     c.numAttrs = l->early ? 1 : 0;
-    cudaLaunchKernelEx(&c, stream<FMT, 2, NT, RT, DEPTH, ONE, PAIR, TEAMS>, *k, *x, n_row, n_group);
+    cudaLaunchKernelEx(&c, stream<FMT, TERMS, NT, RT, DEPTH, ONE, PAIR, TEAMS>, *k, *x, n_row, n_group);
 }
 
 /* How deep rings are. */
@@ -490,21 +493,21 @@ template <> struct stream_depth<CU_BF16, 4, 2, false> {
 
 enum { STREAM_DEEP_ROWS = 40000 }; /* bytes of a row's terms that a deep ring leaves room for */
 
-template <int FMT, int RT, bool PAIR>
+template <int FMT, int TERMS, int RT, bool PAIR>
 static void stream_one(cudaStream_t s, const cu_stream *k, const cu_act *x)
 {
     typedef stream_depth<FMT, 1, RT, true> depth;
 
-    if (stream_room<FMT, 2, 1, RT, depth::deep, true, depth::teams>::rows(k->l) <= STREAM_DEEP_ROWS)
-        stream_start<FMT, 1, RT, depth::deep, true, PAIR, depth::teams>(s, k, x, 1);
+    if (stream_room<FMT, TERMS, 1, RT, depth::deep, true, depth::teams>::rows(k->l) <= STREAM_DEEP_ROWS)
+        stream_start<FMT, TERMS, 1, RT, depth::deep, true, PAIR, depth::teams>(s, k, x, 1);
     else
-        stream_start<FMT, 1, RT, depth::shallow, true, PAIR, depth::teams>(s, k, x, 1);
+        stream_start<FMT, TERMS, 1, RT, depth::shallow, true, PAIR, depth::teams>(s, k, x, 1);
 }
 
-template <int FMT, int NT, int RT, bool PAIR>
+template <int FMT, int TERMS, int NT, int RT, bool PAIR>
 static void stream_some(cudaStream_t s, const cu_stream *k, const cu_act *x, uint32_t n_row)
 {
-    stream_start<FMT, NT, RT, stream_depth<FMT, NT, RT, false>::deep, false, PAIR, 1>(s, k, x, n_row);
+    stream_start<FMT, TERMS, NT, RT, stream_depth<FMT, NT, RT, false>::deep, false, PAIR, 1>(s, k, x, n_row);
 }
 
 /* Tiles at once for 9 to 16 rows of wide products: with few bytes of weights rows are what has to be saved. */
@@ -513,73 +516,90 @@ template <int FMT> static constexpr int stream_wide(void)
     return FMT == CU_Q4 ? 4 : 2;
 }
 
-template <int FMT>
-static void stream_launch(cudaStream_t s, const cu_stream *k, const cu_act *x, uint32_t n_row)
+template <int FMT, int TERMS>
+static void stream_launch_terms(cudaStream_t s, const cu_stream *k, const cu_act *x, uint32_t n_row)
 {
     enum { WIDE = stream_wide<FMT>() };
-    typedef stream_room<FMT, 2, 1, 1, stream_depth<FMT, 1, 1, true>::shallow, true, 2> most;
+    typedef stream_room<FMT, TERMS, 1, 1, stream_depth<FMT, 1, 1, true>::shallow, true, 2> most;
     const bool one = n_row == 1 && most::bytes(k->l) <= CU_TILED_SHARED;
     /* few tiles: one at a time, so that all multiprocessors have about as many */
     const bool wide = count_blocks(&k->l, 2) >= 3 * k->l.n_multiprocessor;
 
     if (one && k->swiglu)
-        stream_one<FMT, 2, true>(s, k, x);
+        stream_one<FMT, TERMS, 2, true>(s, k, x);
     else if (one && wide)
-        stream_one<FMT, 2, false>(s, k, x);
+        stream_one<FMT, TERMS, 2, false>(s, k, x);
     else if (one)
-        stream_one<FMT, 1, false>(s, k, x);
+        stream_one<FMT, TERMS, 1, false>(s, k, x);
     else if (n_row <= 8 && k->swiglu)
-        stream_some<FMT, 1, 4, true>(s, k, x, n_row);
+        stream_some<FMT, TERMS, 1, 4, true>(s, k, x, n_row);
     else if (n_row <= 8 && wide)
-        stream_some<FMT, 1, 4, false>(s, k, x, n_row);
+        stream_some<FMT, TERMS, 1, 4, false>(s, k, x, n_row);
     else if (n_row <= 8)
-        stream_some<FMT, 1, 2, false>(s, k, x, n_row);
+        stream_some<FMT, TERMS, 1, 2, false>(s, k, x, n_row);
     else if (n_row <= 16 && k->swiglu)
-        stream_some<FMT, 2, WIDE, true>(s, k, x, n_row);
+        stream_some<FMT, TERMS, 2, WIDE, true>(s, k, x, n_row);
     else if (n_row <= 16 && wide)
-        stream_some<FMT, 2, WIDE, false>(s, k, x, n_row);
+        stream_some<FMT, TERMS, 2, WIDE, false>(s, k, x, n_row);
     else if (n_row <= 16)
-        stream_some<FMT, 2, 2, false>(s, k, x, n_row);
+        stream_some<FMT, TERMS, 2, 2, false>(s, k, x, n_row);
     else if (k->swiglu)
-        stream_some<FMT, 4, 2, true>(s, k, x, n_row);
+        stream_some<FMT, TERMS, 4, 2, true>(s, k, x, n_row);
     else
-        stream_some<FMT, 4, 2, false>(s, k, x, n_row);
+        stream_some<FMT, TERMS, 4, 2, false>(s, k, x, n_row);
 }
 
-template <int FMT, int NT, int RT, int DEPTH, bool ONE, bool PAIR, int TEAMS>
+template <int FMT, int TERMS, int NT, int RT, int DEPTH, bool ONE, bool PAIR, int TEAMS>
 static cudaError_t stream_allow(void)
 {
-    return cudaFuncSetAttribute(stream<FMT, 2, NT, RT, DEPTH, ONE, PAIR, TEAMS>,
+    return cudaFuncSetAttribute(stream<FMT, TERMS, NT, RT, DEPTH, ONE, PAIR, TEAMS>,
                                 cudaFuncAttributeMaxDynamicSharedMemorySize, CU_TILED_SHARED);
 }
 
-template <int FMT, int RT, bool PAIR> static cudaError_t stream_allow_one(void)
+template <int FMT, int TERMS, int RT, bool PAIR> static cudaError_t stream_allow_one(void)
 {
     typedef stream_depth<FMT, 1, RT, true> depth;
-    const cudaError_t e = stream_allow<FMT, 1, RT, depth::deep, true, PAIR, depth::teams>();
+    const cudaError_t e = stream_allow<FMT, TERMS, 1, RT, depth::deep, true, PAIR, depth::teams>();
 
-    return e == cudaSuccess ? stream_allow<FMT, 1, RT, depth::shallow, true, PAIR, depth::teams>() : e;
+    return e == cudaSuccess ? stream_allow<FMT, TERMS, 1, RT, depth::shallow, true, PAIR, depth::teams>() : e;
 }
 
-template <int FMT, int NT, int RT, bool PAIR> static cudaError_t stream_allow_some(void)
+template <int FMT, int TERMS, int NT, int RT, bool PAIR> static cudaError_t stream_allow_some(void)
 {
-    return stream_allow<FMT, NT, RT, stream_depth<FMT, NT, RT, false>::deep, false, PAIR, 1>();
+    return stream_allow<FMT, TERMS, NT, RT, stream_depth<FMT, NT, RT, false>::deep, false, PAIR, 1>();
 }
 
-template <int FMT> static cudaError_t stream_setup(void)
+template <int FMT, int TERMS> static cudaError_t stream_setup_terms(void)
 {
     enum { WIDE = stream_wide<FMT>() };
-    const cudaError_t all[] = {stream_allow_one<FMT, 2, true>(),      stream_allow_one<FMT, 2, false>(),
-                               stream_allow_one<FMT, 1, false>(),     stream_allow_some<FMT, 1, 4, true>(),
-                               stream_allow_some<FMT, 1, 4, false>(), stream_allow_some<FMT, 1, 2, false>(),
-                               stream_allow_some<FMT, 2, WIDE, true>(), stream_allow_some<FMT, 2, WIDE, false>(),
-                               stream_allow_some<FMT, 2, 2, false>(), stream_allow_some<FMT, 4, 2, true>(),
-                               stream_allow_some<FMT, 4, 2, false>()};
+    const cudaError_t all[] = {
+        stream_allow_one<FMT, TERMS, 2, true>(),        stream_allow_one<FMT, TERMS, 2, false>(),
+        stream_allow_one<FMT, TERMS, 1, false>(),       stream_allow_some<FMT, TERMS, 1, 4, true>(),
+        stream_allow_some<FMT, TERMS, 1, 4, false>(),   stream_allow_some<FMT, TERMS, 1, 2, false>(),
+        stream_allow_some<FMT, TERMS, 2, WIDE, true>(), stream_allow_some<FMT, TERMS, 2, WIDE, false>(),
+        stream_allow_some<FMT, TERMS, 2, 2, false>(),   stream_allow_some<FMT, TERMS, 4, 2, true>(),
+        stream_allow_some<FMT, TERMS, 4, 2, false>()};
 
     for (cudaError_t e : all)
         if (e != cudaSuccess)
             return e;
     return cudaSuccess;
+}
+
+template <int FMT>
+static void stream_launch(cudaStream_t s, const cu_stream *k, const cu_act *x, uint32_t n_row)
+{
+    if (x->n_term == 1)
+        stream_launch_terms<FMT, 1>(s, k, x, n_row);
+    else
+        stream_launch_terms<FMT, 2>(s, k, x, n_row);
+}
+
+template <int FMT> static cudaError_t stream_setup(void)
+{
+    const cudaError_t e = stream_setup_terms<FMT, 1>();
+
+    return e == cudaSuccess ? stream_setup_terms<FMT, 2>() : e;
 }
 
 #endif
