@@ -8,7 +8,8 @@
  *
  * A trellis format is that of feed-forward matrices, as published models have it: gate and up along their
  * inputs, down along its outputs; all other matrices are affine4. BENCH_SECONDS=n begins no model after n
- * seconds. A short table comes last.
+ * seconds. BENCH_ONLY=decode, prefill or drafts times one of the three; BENCH_PROFILE=decode or prefill only runs a few
+ * steps, for a profiler. A short table comes last.
  *
  * SPDX-License-Identifier: MIT
  */
@@ -22,7 +23,7 @@
 #include "model/net.h"
 #include "state/state.h"
 
-enum { MAX_MATRIX = 64, MAX_TOK = 2048, MAX_SEQ = 64, CONTEXT = 4096, PROMPT = 256 };
+enum { MAX_MATRIX = 64, MAX_TOK = 2048, MAX_SEQ = 64, CONTEXT = 8448, LONG = 8192, PROMPT = 256 };
 
 /* ---- weights
  * -------------------------------------------------------------------------------------------------------- */
@@ -182,9 +183,15 @@ static double prompt_flops(const struct esp_net *net)
     return n;
 }
 
-/* For a profiler: a few decode steps of 1 and of 16 rows. */
-static void profile(struct bench *b)
+/* For a profiler: a few decode steps of 1 and of 16 rows, or with `prefill` a prompt of LONG tokens. */
+static void profile(struct bench *b, const char *what)
 {
+    if (strcmp(what, "prefill") == 0) {
+        reset(b);
+        for (int i = 0; i < LONG / MAX_TOK; i++)
+            step(b, 1, MAX_TOK);
+        return;
+    }
     for (uint32_t rows = 1; rows <= 16; rows += 15) {
         reset(b);
         step(b, rows, 32);
@@ -325,6 +332,14 @@ static void time_all(struct bench *b, const char *shape, const char *format)
         printf("%-13s %-8s prefill %4u rows  %8.3f ms  %8.0f tok/s  %6.1f TFLOP/s\n", shape, format,
                chunks[i], t * 1e3, chunks[i] / t, prompt_flops(b->net) * chunks[i] / t * 1e-12);
     }
+    for (uint32_t at = MAX_TOK; at < LONG && wanted("prefill"); at += MAX_TOK) {
+        double t0 = now(), t;
+
+        step(b, 1, MAX_TOK); /* the last chunk above was one of MAX_TOK */
+        t = now() - t0;
+        printf("%-13s %-8s prefill %4u rows  %8.3f ms  %8.0f tok/s  behind %u\n", shape, format,
+               (unsigned)MAX_TOK, t * 1e3, MAX_TOK / t, at);
+    }
     fflush(stdout);
 }
 
@@ -393,7 +408,7 @@ static void bench_one(struct esp_dev *dev, double copy_gbs, const char *shape, c
     snprintf(what, sizeof what, "%s%s", format, act == ESP_ACT_F32 ? "" : "/b");
     fprintf(stderr, "%s %s: ready after %.1f s\n", shape, what, now() - t0);
     if (getenv("BENCH_PROFILE"))
-        profile(&b);
+        profile(&b, getenv("BENCH_PROFILE"));
     else
         time_all(&b, shape + (strncmp(shape, "qwen", 4) == 0 ? 4 : 0), what);
     if (!getenv("BENCH_PROFILE") && wanted("drafts"))

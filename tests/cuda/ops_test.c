@@ -242,6 +242,11 @@ static void test_shapes(void **state)
     compare("bf16 activations", &s, 5e-2);
     s.format = ESP_FORMAT_AFFINE4, s.group = 64;
     compare("affine4, bf16 activations", &s, 5e-2);
+    s.kv = ESP_KV_BF16, s.head_dim = 256, s.n_head = 6, s.n_kv = 1;
+    compare("one term, bf16 cache", &s, 6e-2);
+    s = BASE;
+    s.dv = 80, s.vh = 10; /* a last block of value columns that is not full, five heads to a key */
+    compare("value heads of 80", &s, 1e-3);
 }
 
 /* Logits of sequence 0 over n tokens in passes of `cut`, with `others` further sequences running along. */
@@ -309,6 +314,11 @@ static void test_cuts(void **state)
     s = BASE;
     s.head_dim = 256, s.n_head = 6, s.n_kv = 1, s.dk = s.dv = 128, s.kv = ESP_KV_BF16;
     check_cuts("heads of 256, bf16 cache", &s);
+    s.act = ESP_ACT_BF16;
+    check_cuts("heads of 256, one term", &s);
+    s = BASE;
+    s.dv = 80, s.vh = 10;
+    check_cuts("value heads of 80", &s);
 }
 
 /* One term and two of an activation, which most kernels are made for. */

@@ -2,10 +2,11 @@
  * Attention over the paged cache. Positions are reduced span by span (CU_SPAN positions at absolute borders):
  * each span's partial result is formed by itself and merged into the running one in ascending order, by one
  * formula. Steps of few tokens compute their spans in parallel and merge afterwards; long steps walk the
- * spans in one block. The bits are the same, since both do the same operations on the same numbers.
+ * spans in one block (many rows: attend_many.cu). The bits are the same, since all do the same operations on
+ * the same numbers.
  *
- * bf16 caches go through the tensor cores: queries and probabilities as two bf16 terms each (about 16 bits),
- * keys and values as they are. f32 caches take a plain f32 kernel.
+ * bf16 caches go through the tensor cores: queries and probabilities as one bf16 term each, or two (about 16
+ * bits), keys and values as they are. f32 caches take a plain f32 kernel.
  *
  * SPDX-License-Identifier: MIT
  */
@@ -17,35 +18,6 @@ enum {
     SCORE_LD = CU_SPAN + 8,
     SLICE = 32 /* positions of V in shared memory at once */
 };
-
-/* ---- appending
- * ------------------------------------------------------------------------------------------------------ */
-
-static __global__ void kv_append(cu_kv kv, const float *k, const float *v, cu_batch b)
-{
-    cu_let_next_start();
-    cu_wait_for_inputs();
-    const uint32_t tok = blockIdx.x, width = kv.n_kv * kv.dim;
-    const cu_seq s = b.seqs[b.tok_seq[tok]];
-    const uint32_t pos = s.n + tok - s.tok0, page = b.pages[s.page0 + pos / CU_SPAN];
-    const float *src = (blockIdx.y ? v : k) + (size_t)tok * width;
-
-    for (uint32_t i = threadIdx.x; i < width; i += blockDim.x) {
-        uint8_t *row =
-            kv_at(kv, page, i / kv.dim, blockIdx.y) + (size_t)(pos % CU_SPAN) * kv.dim * (kv.bf16 ? 2 : 4);
-
-        if (kv.bf16)
-            reinterpret_cast<__nv_bfloat16 *>(row)[i % kv.dim] = __float2bfloat16_rn(src[i]);
-        else
-            reinterpret_cast<float *>(row)[i % kv.dim] = src[i];
-    }
-}
-
-void cu_kv_append(cudaStream_t s, const struct cu_kv *kv, const float *k, const float *v,
-                  const struct cu_batch *b, uint32_t n_tok)
-{
-    cu_start(s, kv_append, dim3(n_tok, 2), 256, 0, *kv, k, v, *b);
-}
 
 /* ---- merging
  * -------------------------------------------------------------------------------------------------------- */
@@ -72,7 +44,7 @@ static __global__ void __launch_bounds__(128) merge(cu_attention a, cu_batch b)
 #pragma unroll
     for (int j = 0; j < 4; j++)
         if (threadIdx.x + j * 128 < a.kv.dim)
-            a.y[((size_t)tok * a.n_head + head) * a.kv.dim + threadIdx.x + j * 128] = acc[j] / r.l;
+            a.y[((size_t)tok * a.n_head + head) * a.kv.dim + threadIdx.x + j * 128] = acc[j] * inverse(r);
 }
 
 /* ---- one block of queries
@@ -117,41 +89,6 @@ static __device__ __forceinline__ size_t query_at(const block &k, const cu_atten
     return ((size_t)(k.tok + i / k.rep) * a.n_head + k.kv_head * k.rep + i % k.rep) * a.kv.dim;
 }
 
-/*
- * Softmax numerators of a span's scores [QUERIES][SCORE_LD] in place; m and l of the span. Warp w does
- * queries 2w, 2w+1. Scores of positions that a query does not see are not read.
- */
-static __device__ __forceinline__ void softmax(const block &k, uint32_t span, float *score, float *m,
-                                               float *l)
-{
-    const uint32_t lane = threadIdx.x & 31;
-
-    for (uint32_t i = threadIdx.x / 32 * 2; i < threadIdx.x / 32 * 2 + 2; i++) {
-        const uint32_t vis = visible(k, span, i);
-        float v[CU_SPAN / 32], top = -INFINITY, sum = 0;
-
-#pragma unroll
-        for (int j = 0; j < CU_SPAN / 32; j++) {
-            v[j] = lane + j * 32 < vis ? score[i * SCORE_LD + lane + j * 32] : -INFINITY;
-            top = fmaxf(top, v[j]);
-        }
-#pragma unroll
-        for (int mask = 16; mask; mask >>= 1)
-            top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, mask));
-#pragma unroll
-        for (int j = 0; j < CU_SPAN / 32; j++) {
-            v[j] = lane + j * 32 < vis ? expf(v[j] - top) : 0.0f;
-            sum += v[j];
-            score[i * SCORE_LD + lane + j * 32] = v[j];
-        }
-        sum = cu_warp_sum(sum);
-        if (lane == 0) {
-            m[i] = top;
-            l[i] = sum;
-        }
-    }
-}
-
 /* ---- bf16 cache
  * ----------------------------------------------------------------------------------------------------- */
 
@@ -171,57 +108,107 @@ static __host__ __device__ __forceinline__ tensor_shared tensor_layout(uint32_t 
     return o;
 }
 
-static __device__ __forceinline__ void split_terms(float x, __nv_bfloat16 *hi, __nv_bfloat16 *lo)
+/* x as bf16 terms, `apart` elements from one another. */
+static __device__ __forceinline__ void split_terms(float x, uint32_t n_term, __nv_bfloat16 *to,
+                                                   uint32_t apart)
 {
     const __nv_bfloat16 h = __float2bfloat16_rn(x);
 
-    *hi = h;
-    *lo = __float2bfloat16_rn(x - __bfloat162float(h));
+    to[0] = h;
+    if (n_term > 1)
+        to[apart] = __float2bfloat16_rn(x - __bfloat162float(h));
+}
+
+/*
+ * Numerators of a span's scores [QUERIES][SCORE_LD] in place, tile by tile; factors [QUERIES][tiles] of what
+ * came before each; m and l of the span. Warp w does queries 2w, 2w+1; eight lanes do a tile, lane e of them
+ * columns e, e + 8, ...: sums are formed as a warp of attend_many.cu forms them. Scores of positions that a
+ * query does not see are not read.
+ */
+static __device__ __forceinline__ void tile_softmax(const block &k, uint32_t span, float *score,
+                                                    float *shrunk, float *m, float *l)
+{
+    const uint32_t lane = threadIdx.x & 31, tile = lane >> 3;
+
+    for (uint32_t i = threadIdx.x / 32 * 2; i < threadIdx.x / 32 * 2 + 2; i++) {
+        const uint32_t vis = visible(k, span, i), first = tile * CU_TILE + (lane & 7);
+        float v[CU_TILE / 8], top = -INFINITY, before = -INFINITY, most = -INFINITY, sum = 0, all = 0;
+
+#pragma unroll
+        for (int j = 0; j < CU_TILE / 8; j++) {
+            v[j] = first + j * 8 < vis ? score[i * SCORE_LD + first + j * 8] : -INFINITY;
+            top = fmaxf(top, v[j]);
+        }
+#pragma unroll
+        for (int mask = 4; mask; mask >>= 1)
+            top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, mask));
+#pragma unroll
+        for (uint32_t n = 0; n < CU_SPAN / CU_TILE; n++) {
+            const float other = __shfl_sync(0xffffffffu, top, (int)n * 8);
+
+            before = n < tile ? fmaxf(before, other) : before;
+            most = n <= tile ? fmaxf(most, other) : most;
+        }
+        const float base = finite_top(most), less = shrink(before, base);
+
+#pragma unroll
+        for (int j = 0; j < CU_TILE / 8; j++) {
+            const float p = numerator(v[j], base);
+
+            sum += p;
+            score[i * SCORE_LD + first + j * 8] = p;
+        }
+        sum += __shfl_xor_sync(0xffffffffu, sum, 1);
+        sum += __shfl_xor_sync(0xffffffffu, sum, 2);
+        sum += __shfl_xor_sync(0xffffffffu, sum, 4);
+        if ((lane & 7) == 0)
+            shrunk[i * (CU_SPAN / CU_TILE) + tile] = less;
+#pragma unroll
+        for (uint32_t n = 0; n < CU_SPAN / CU_TILE; n++)
+            all = fmaf(all, __shfl_sync(0xffffffffu, less, (int)n * 8),
+                       __shfl_sync(0xffffffffu, sum, (int)n * 8));
+        if (lane == 31) {
+            m[i] = most;
+            l[i] = all;
+        }
+    }
 }
 
 /* Scores of the warp's 32 positions for all queries. */
 static __device__ __forceinline__ void tensor_scores(const uint8_t *k, uint32_t dim, uint32_t limit,
-                                                     const uint8_t *q, float *score)
+                                                     uint32_t n_term, const uint8_t *q, float *score)
 {
     const uint32_t lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane >> 2, t = lane & 3;
     const uint32_t ldq = (dim + 32) * 2;
-    float acc[2][2][4] = {};
+    float acc[4][4] = {};
 
     if (warp * 32 >= limit)
         return;
     for (uint32_t kb = 0; kb < dim / 32; kb++) {
-        uint4 a[2][2], x[2][2];
+        uint4 key[4];
 
 #pragma unroll
-        for (int i = 0; i < 2; i++)
+        for (int n = 0; n < 4; n++)
+            key[n] = *reinterpret_cast<const uint4 *>(k + (size_t)(warp * 32 + n * 8 + g) * dim * 2 +
+                                                      kb * 64 + t * 16);
+        for (uint32_t i = 0; i < n_term; i++) {
+            const uint4 a = *reinterpret_cast<const uint4 *>(q + (size_t)(i * QUERIES + g) * ldq + kb * 64 +
+                                                             t * 16),
+                        b = *reinterpret_cast<const uint4 *>(q + (size_t)(i * QUERIES + 8 + g) * ldq +
+                                                             kb * 64 + t * 16);
+
 #pragma unroll
-            for (int half = 0; half < 2; half++)
-                a[i][half] = *reinterpret_cast<const uint4 *>(
-                    k + (size_t)(warp * 32 + i * 16 + half * 8 + g) * dim * 2 + kb * 64 + t * 16);
-#pragma unroll
-        for (int n = 0; n < 2; n++)
-#pragma unroll
-            for (int i = 0; i < 2; i++)
-                x[n][i] = *reinterpret_cast<const uint4 *>(q + (size_t)(i * QUERIES + n * 8 + g) * ldq +
-                                                           kb * 64 + t * 16);
-#pragma unroll
-        for (int i = 0; i < 2; i++)
-#pragma unroll
-            for (int n = 0; n < 2; n++)
-#pragma unroll
-                for (int j = 0; j < 2; j++) {
-                    cu_mma(acc[i][n], a[i][0].x, a[i][1].x, a[i][0].y, a[i][1].y, x[n][j].x, x[n][j].y);
-                    cu_mma(acc[i][n], a[i][0].z, a[i][1].z, a[i][0].w, a[i][1].w, x[n][j].z, x[n][j].w);
-                }
+            for (int n = 0; n < 4; n++) {
+                cu_mma(acc[n], a.x, b.x, a.y, b.y, key[n].x, key[n].y);
+                cu_mma(acc[n], a.z, b.z, a.w, b.w, key[n].z, key[n].w);
+            }
+        }
     }
 #pragma unroll
-    for (int i = 0; i < 2; i++)
+    for (int n = 0; n < 4; n++)
 #pragma unroll
-        for (int n = 0; n < 2; n++)
-#pragma unroll
-            for (int e = 0; e < 4; e++)
-                score[(n * 8 + 2 * t + (e & 1)) * SCORE_LD + warp * 32 + i * 16 + g + (e >= 2 ? 8 : 0)] =
-                    acc[i][n][e];
+        for (int e = 0; e < 4; e++)
+            score[(g + (e >= 2 ? 8 : 0)) * SCORE_LD + warp * 32 + n * 8 + 2 * t + (e & 1)] = acc[n][e];
 }
 
 /* Fetch positions [p0, p0 + SLICE) of V; zeros from `limit` on, so that stale rows cannot meet a zero
@@ -244,7 +231,7 @@ static __device__ __forceinline__ void fetch_values(const uint8_t *v, uint32_t d
 /* acc[pair][tile] += P V over one slice; the warp owns columns 16 * (warp + 8 * pair). */
 template <int NP>
 static __device__ __forceinline__ void slice_values(float acc[NP][2][4], const uint8_t *p, const uint8_t *v,
-                                                    uint32_t dim, uint32_t p0)
+                                                    uint32_t dim, uint32_t p0, uint32_t n_term)
 {
     const uint32_t lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane >> 2, t = lane & 3;
     const uint32_t vs = (uint32_t)__cvta_generic_to_shared(v);
@@ -254,9 +241,9 @@ static __device__ __forceinline__ void slice_values(float acc[NP][2][4], const u
         uint32_t a[2][4];
 
 #pragma unroll
-        for (int i = 0; i < 2; i++)
+        for (uint32_t i = 0; i < 2; i++)
 #pragma unroll
-            for (int e = 0; e < 4; e++)
+            for (int e = 0; e < 4 && i < n_term; e++)
                 a[i][e] = *reinterpret_cast<const uint32_t *>(
                     p +
                     ((i * QUERIES + g + (e & 1) * 8) * SCORE_LD + p0 + step * 16 + (e >> 1) * 8 + 2 * t) * 2);
@@ -271,7 +258,9 @@ static __device__ __forceinline__ void slice_values(float acc[NP][2][4], const u
                          : "=r"(b[0]), "=r"(b[1]), "=r"(b[2]), "=r"(b[3])
                          : "r"(vs + ((step * 16 + (lane & 15)) * (dim + 8) + col + (lane >> 4) * 8) * 2));
 #pragma unroll
-            for (int i = 0; i < 2; i++) {
+            for (uint32_t i = 0; i < 2; i++) {
+                if (i >= n_term)
+                    break;
                 cu_mma(acc[n][0], a[i][0], a[i][1], a[i][2], a[i][3], b[0], b[1]);
                 cu_mma(acc[n][1], a[i][0], a[i][1], a[i][2], a[i][3], b[2], b[3]);
             }
@@ -281,8 +270,10 @@ static __device__ __forceinline__ void slice_values(float acc[NP][2][4], const u
 
 template <int NP>
 static __device__ __forceinline__ void span_values(float acc[NP][2][4], const uint8_t *v, uint32_t dim,
-                                                   uint32_t limit, uint8_t *shared, const tensor_shared &o)
+                                                   uint32_t limit, uint32_t n_term, const float *shrunk,
+                                                   uint8_t *shared, const tensor_shared &o)
 {
+    const uint32_t g = (threadIdx.x & 31) >> 2;
     const uint32_t n_slice = (limit + SLICE - 1) / SLICE, buffer = SLICE * (dim + 8) * 2;
 
     for (uint32_t i = 0; i < n_slice; i++) {
@@ -293,7 +284,18 @@ static __device__ __forceinline__ void span_values(float acc[NP][2][4], const ui
             asm volatile("cp.async.wait_group 0;");
         }
         __syncthreads();
-        slice_values<NP>(acc, shared + o.p, shared + o.v + (i & 1) * buffer, dim, i * SLICE);
+        if (i && i % (CU_TILE / SLICE) == 0) { /* a tile begins */
+            const uint32_t tile = i / (CU_TILE / SLICE);
+            const float f0 = shrunk[g * (CU_SPAN / CU_TILE) + tile],
+                        f1 = shrunk[(g + 8) * (CU_SPAN / CU_TILE) + tile];
+
+#pragma unroll
+            for (int n = 0; n < NP; n++)
+#pragma unroll
+                for (int e = 0; e < 8; e++)
+                    acc[n][e >> 2][e & 3] *= e & 2 ? f1 : f0;
+        }
+        slice_values<NP>(acc, shared + o.p, shared + o.v + (i & 1) * buffer, dim, i * SLICE, n_term);
         __syncthreads(); /* the buffer is fetched into again */
     }
 }
@@ -326,7 +328,7 @@ static __global__ void __launch_bounds__(THREADS)
     cu_let_next_start();
     cu_wait_for_inputs();
     extern __shared__ __align__(128) uint8_t shared[];
-    __shared__ float span_m[QUERIES], span_l[QUERIES];
+    __shared__ float span_m[QUERIES], span_l[QUERIES], shrunk[QUERIES * (CU_SPAN / CU_TILE)];
     const uint32_t lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane >> 2, t = lane & 3,
                    dim = a.kv.dim;
     const tensor_shared o = tensor_layout(dim);
@@ -347,8 +349,8 @@ static __global__ void __launch_bounds__(THREADS)
         const uint32_t i = e / dim, c = e % dim;
         __nv_bfloat16 *q = reinterpret_cast<__nv_bfloat16 *>(shared + o.q);
 
-        split_terms(i < k.n_query ? a.q[query_at(k, a, i) + c] : 0.0f, &q[i * (dim + 32) + c],
-                    &q[(QUERIES + i) * (dim + 32) + c]);
+        split_terms(i < k.n_query ? a.q[query_at(k, a, i) + c] : 0.0f, a.n_term, &q[i * (dim + 32) + c],
+                    QUERIES * (dim + 32));
     }
     __syncthreads();
     for (uint32_t span = first; span <= (SPLIT ? first : last); span++) {
@@ -356,18 +358,17 @@ static __global__ void __launch_bounds__(THREADS)
         float acc[NP][2][4] = {};
 
         fetch_values(kv_at(a.kv, page, k.kv_head, 1), dim, 0, limit, shared + o.v);
-        tensor_scores(kv_at(a.kv, page, k.kv_head, 0), dim, limit, shared + o.q, score);
+        tensor_scores(kv_at(a.kv, page, k.kv_head, 0), dim, limit, a.n_term, shared + o.q, score);
         __syncthreads();
-        softmax(k, span, score, span_m, span_l);
+        tile_softmax(k, span, score, shrunk, span_m, span_l);
         __syncwarp();
-        for (uint32_t i = warp * 2; i < warp * 2 + 2; i++) /* the warp's own two queries, as two terms */
-            for (uint32_t j = lane; j < CU_SPAN; j += 32) {
-                __nv_bfloat16 *p = reinterpret_cast<__nv_bfloat16 *>(shared + o.p);
-
-                split_terms(score[i * SCORE_LD + j], &p[i * SCORE_LD + j], &p[(QUERIES + i) * SCORE_LD + j]);
-            }
+        for (uint32_t i = warp * 2; i < warp * 2 + 2; i++) /* the warp's own two queries, as terms */
+            for (uint32_t j = lane; j < CU_SPAN; j += 32)
+                split_terms(score[i * SCORE_LD + j], a.n_term,
+                            reinterpret_cast<__nv_bfloat16 *>(shared + o.p) + i * SCORE_LD + j,
+                            QUERIES * SCORE_LD);
         __syncthreads();
-        span_values<NP>(acc, kv_at(a.kv, page, k.kv_head, 1), dim, limit, shared, o);
+        span_values<NP>(acc, kv_at(a.kv, page, k.kv_head, 1), dim, limit, a.n_term, shrunk, shared, o);
         if (SPLIT) {
 #pragma unroll
             for (int n = 0; n < NP; n++)
@@ -406,7 +407,7 @@ static __global__ void __launch_bounds__(THREADS)
             const uint32_t i = g + (e & 2 ? 8 : 0), c = (warp + 8 * n) * 16 + (e >> 2) * 8 + 2 * t + (e & 1);
 
             if (i < k.n_query && c < dim)
-                a.y[query_at(k, a, i) + c] = sum[n][e >> 2][e & 3] / r[e & 2 ? 1 : 0].l;
+                a.y[query_at(k, a, i) + c] = sum[n][e >> 2][e & 3] * inverse(r[e & 2 ? 1 : 0]);
         }
 }
 
@@ -417,6 +418,41 @@ static __device__ __forceinline__ float kv_element(const cu_kv &kv, const uint8_
 {
     return kv.bf16 ? cu_bf16(reinterpret_cast<const uint16_t *>(base)[i])
                    : reinterpret_cast<const float *>(base)[i];
+}
+
+/*
+ * Softmax numerators of a span's scores [QUERIES][SCORE_LD] in place; m and l of the span. Warp w does
+ * queries 2w, 2w+1. Scores of positions that a query does not see are not read.
+ */
+static __device__ __forceinline__ void softmax(const block &k, uint32_t span, float *score, float *m,
+                                               float *l)
+{
+    const uint32_t lane = threadIdx.x & 31;
+
+    for (uint32_t i = threadIdx.x / 32 * 2; i < threadIdx.x / 32 * 2 + 2; i++) {
+        const uint32_t vis = visible(k, span, i);
+        float v[CU_SPAN / 32], top = -INFINITY, sum = 0;
+
+#pragma unroll
+        for (int j = 0; j < CU_SPAN / 32; j++) {
+            v[j] = lane + j * 32 < vis ? score[i * SCORE_LD + lane + j * 32] : -INFINITY;
+            top = fmaxf(top, v[j]);
+        }
+#pragma unroll
+        for (int mask = 16; mask; mask >>= 1)
+            top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, mask));
+#pragma unroll
+        for (int j = 0; j < CU_SPAN / 32; j++) {
+            v[j] = lane + j * 32 < vis ? expf(v[j] - top) : 0.0f;
+            sum += v[j];
+            score[i * SCORE_LD + lane + j * 32] = v[j];
+        }
+        sum = cu_warp_sum(sum);
+        if (lane == 0) {
+            m[i] = top;
+            l[i] = sum;
+        }
+    }
 }
 
 template <bool SPLIT>
@@ -484,7 +520,7 @@ static __global__ void __launch_bounds__(THREADS)
     }
     for (uint32_t i = 0; !SPLIT && i < k.n_query; i++)
         for (uint32_t c = threadIdx.x; c < dim; c += THREADS)
-            a.y[query_at(k, a, i) + c] = plain_shared[i * dim + c] / r[i].l;
+            a.y[query_at(k, a, i) + c] = plain_shared[i * dim + c] * inverse(r[i]);
 }
 
 /* ---- choosing
@@ -509,8 +545,7 @@ void cu_attend_spans(cudaStream_t s, const struct cu_attention *a, const struct 
 {
     const uint32_t rep = a->n_head / a->kv.n_kv, per = rep < QUERIES ? QUERIES / rep : 1;
 
-    launch<true>(s, a, b,
-                 dim3(h->max_span, a->kv.n_kv, h->n_seq * ((h->max_seq_tok + per - 1) / per)));
+    launch<true>(s, a, b, dim3(h->max_span, a->kv.n_kv, h->n_seq * ((h->max_seq_tok + per - 1) / per)));
 }
 
 void cu_attend(cudaStream_t s, const struct cu_attention *a, const struct cu_batch *b,
@@ -522,6 +557,8 @@ void cu_attend(cudaStream_t s, const struct cu_attention *a, const struct cu_bat
     if (h->n_tok <= CU_SPLIT_TOKENS && h->max_span > 1) {
         cu_attend_spans(s, a, b, h);
         cu_start(s, merge, dim3(a->n_head, h->n_tok), 128, 0, *a, *b);
+    } else if (cu_attend_many_takes(a, h)) {
+        cu_attend_many(s, a, b, h);
     } else {
         launch<false>(s, a, b, dim3(n_block, a->kv.n_kv, h->n_seq));
     }
@@ -538,6 +575,8 @@ cudaError_t cu_attend_setup(uint32_t dim)
     cudaError_t e = cudaFuncSetAttribute(attend_plain<false>, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                          (int)(QUERIES * dim * 4));
 
+    if (e == cudaSuccess)
+        e = cu_attend_many_setup();
     if (e != cudaSuccess)
         return e;
     if (dim <= 128)

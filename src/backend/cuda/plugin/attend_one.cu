@@ -1,16 +1,43 @@
 /*
- * Small steps of attention layers in two kernels beside the spans themselves: queries, keys and values of the
- * new rows together, and merging with the output gate that follows. The operations are those of rows.cu and
- * attend.cu.
+ * Appending to the cache, and small steps of attention layers in two kernels beside the spans themselves:
+ * queries, keys and values of the new rows together, and merging with the output gate that follows. The
+ * operations are those of rows.cu and attend.cu.
  *
  * SPDX-License-Identifier: MIT
  */
 #include "backend/cuda/plugin/attend.cuh"
 #include "backend/cuda/plugin/rope.cuh"
 
+/* Keys or values of one token. */
+static __global__ void kv_append(cu_kv kv, const float *k, const float *v, cu_batch b)
+{
+    cu_let_next_start();
+    cu_wait_for_inputs();
+    const uint32_t tok = blockIdx.x, width = kv.n_kv * kv.dim;
+    const cu_seq s = b.seqs[b.tok_seq[tok]];
+    const uint32_t pos = s.n + tok - s.tok0, page = b.pages[s.page0 + pos / CU_SPAN];
+    const float *src = (blockIdx.y ? v : k) + (size_t)tok * width;
+
+    for (uint32_t i = threadIdx.x; i < width; i += blockDim.x) {
+        uint8_t *row =
+            kv_at(kv, page, i / kv.dim, blockIdx.y) + (size_t)(pos % CU_SPAN) * kv.dim * (kv.bf16 ? 2 : 4);
+
+        if (kv.bf16)
+            reinterpret_cast<__nv_bfloat16 *>(row)[i % kv.dim] = __float2bfloat16_rn(src[i]);
+        else
+            reinterpret_cast<float *>(row)[i % kv.dim] = src[i];
+    }
+}
+
+void cu_kv_append(cudaStream_t s, const struct cu_kv *kv, const float *k, const float *v,
+                  const struct cu_batch *b, uint32_t n_tok)
+{
+    cu_start(s, kv_append, dim3(n_tok, 2), 256, 0, *kv, k, v, *b);
+}
+
 /* A block is a (token, head): query heads, then key heads, then value heads. */
-static __global__ void __launch_bounds__(64) rope_append(const __grid_constant__ cu_append p,
-                                                         const __grid_constant__ cu_batch b)
+static __global__ void __launch_bounds__(64)
+    rope_append(const __grid_constant__ cu_append p, const __grid_constant__ cu_batch b)
 {
     cu_let_next_start();
     cu_wait_for_inputs();
@@ -82,7 +109,7 @@ static __global__ void __launch_bounds__(128)
 #pragma unroll
     for (int j = 0; j < 4; j++)
         if (threadIdx.x + j * 128 < dim)
-            row[threadIdx.x + j * 128] = acc[j] / r.l;
+            row[threadIdx.x + j * 128] = acc[j] * inverse(r);
     __syncthreads();
     if (k >= dim)
         return;

@@ -69,6 +69,7 @@ struct cuda_step {
     uint32_t op, n_op; /* ops [op, op + n_op) of the tape */
     bool prepare;      /* LINEAR: the input must be put into product form first */
     bool emit;         /* OP, ADD_NORM: writes its result in product form too */
+    bool only_terms;   /* and nothing reads it otherwise: left out where steps run together */
     bool products;     /* LINEAR: some weight goes to the tensor cores */
 };
 
@@ -102,9 +103,10 @@ struct esp_plan {
     size_t input_off, hidden_off;
     size_t lora_bytes, lora_off;                /* [products of a step][max_tok][max_rank] of adapters */
     size_t expand_bytes;                        /* code values of a range of tiles of a coded weight */
+    size_t delta_bytes;                         /* what the delta rule's kernels hand over */
     size_t gated_term, gated_sums, gated_bytes; /* product form of few rows beside the one being read */
-    size_t act_off, gated_off, rope_off, parts_off, spread_off, expand_off, logits_off, vec_off, batch_off,
-        scratch_bytes;
+    size_t act_off, gated_off, rope_off, parts_off, spread_off, expand_off, delta_off, logits_off, vec_off,
+        batch_off, scratch_bytes;
     uint32_t act_rows, part_spans, logit_rows, host_rows;
     struct cuda_batch_layout bl;
     uint8_t *scratch;   /* device */
@@ -127,6 +129,12 @@ static inline uint8_t *cuda_mem(const struct esp_buf *b)
 static inline float *plan_value(const struct esp_plan *p, esp_val v)
 {
     return (float *)(void *)(p->scratch + p->value_off[v]);
+}
+
+/* Rows that the delta rule has room for: whole chunks. */
+static inline uint32_t cuda_work_tok(const struct esp_plan *p)
+{
+    return (p->opts.max_tok + CU_CHUNK - 1) / CU_CHUNK * CU_CHUNK;
 }
 
 static inline uint32_t plan_width(const struct esp_plan *p, esp_val v)

@@ -1,6 +1,7 @@
 /*
  * The recurrent mixer: causal convolution and the gated delta rule on an open chunk, with the state layout
- * and the formulas of backend/cpu/op_delta.c and kernels/kernels.h (delta_rows, delta_fold).
+ * and the formulas of backend/cpu/op_delta.c and kernels/kernels.h (delta_rows, delta_fold). The rule here is
+ * for shapes and devices that delta_chunk.cu does not take, in plain f32.
  *
  * A block of the rule owns COLS value columns of one value head of one sequence and walks the new rows in
  * order, up to ROWS at a time, cut at absolute chunk borders. Products with keys and with the state are
@@ -114,6 +115,19 @@ static __device__ __forceinline__ room carve(float *p, uint32_t dk, uint32_t row
     r.beta = r.close + CU_CHUNK;
     r.whole = r.beta + ROWS;
     return r;
+}
+
+static __device__ __forceinline__ float fma4(float4 a, float4 b, float s)
+{
+    return fmaf(a.w, b.w, fmaf(a.z, b.z, fmaf(a.y, b.y, fmaf(a.x, b.x, s))));
+}
+
+static __device__ __forceinline__ float sum8(float v)
+{
+    v += __shfl_xor_sync(0xffffffffu, v, 4);
+    v += __shfl_xor_sync(0xffffffffu, v, 2);
+    v += __shfl_xor_sync(0xffffffffu, v, 1);
+    return v;
 }
 
 /*
@@ -408,14 +422,20 @@ void cu_delta_rule(cudaStream_t s, const struct cu_delta *d, const float *c, con
 {
     const uint32_t rows = h->max_seq_tok < ROWS ? h->max_seq_tok : ROWS;
 
-    cu_start(s, delta_rule, dim3((d->dv + COLS - 1) / COLS, d->vh, h->n_seq), THREADS,
-             room_floats(d->dk, rows) * sizeof(float), *d, c, gates, o, *b, rows, h->crosses != 0);
+    if (cu_delta_chunks_take(d))
+        cu_delta_chunks(s, d, c, gates, o, b, h);
+    else
+        cu_start(s, delta_rule, dim3((d->dv + COLS - 1) / COLS, d->vh, h->n_seq), THREADS,
+                 room_floats(d->dk, rows) * sizeof(float), *d, c, gates, o, *b, rows, h->crosses != 0);
     if (h->crosses)
         cu_start(s, store_rows, dim3(CU_CHUNK, d->kh, h->n_seq), 32, 0, *d, c, gates, *b);
 }
 
 cudaError_t cu_delta_setup(uint32_t dk)
 {
-    return cudaFuncSetAttribute(delta_rule, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                (int)(room_floats(dk, ROWS) * sizeof(float)));
+    const cudaError_t e = cu_delta_chunks_setup();
+
+    return e != cudaSuccess ? e
+                            : cudaFuncSetAttribute(delta_rule, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                                   (int)(room_floats(dk, ROWS) * sizeof(float)));
 }

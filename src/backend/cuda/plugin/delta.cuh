@@ -38,17 +38,17 @@ static __device__ __forceinline__ void unit(const float *x, float scale, float *
     }
 }
 
-static __device__ __forceinline__ float fma4(float4 a, float4 b, float s)
+/* The same for up to 128 elements, four a lane: zeros where there are none. */
+static __device__ __forceinline__ float4 unit4(float4 x, float scale)
 {
-    return fmaf(a.w, b.w, fmaf(a.z, b.z, fmaf(a.y, b.y, fmaf(a.x, b.x, s))));
-}
+    float sum = 0, inv;
 
-static __device__ __forceinline__ float sum8(float v)
-{
-    v += __shfl_xor_sync(0xffffffffu, v, 4);
-    v += __shfl_xor_sync(0xffffffffu, v, 2);
-    v += __shfl_xor_sync(0xffffffffu, v, 1);
-    return v;
+    sum = fmaf(x.x, x.x, sum);
+    sum = fmaf(x.y, x.y, sum);
+    sum = fmaf(x.z, x.z, sum);
+    sum = fmaf(x.w, x.w, sum);
+    inv = 1.0f / sqrtf(cu_warp_sum(sum) + L2_EPS);
+    return make_float4(x.x * inv * scale, x.y * inv * scale, x.z * inv * scale, x.w * inv * scale);
 }
 
 /* exp(sum of g[j+1..i]) comes from these running sums, from j = i downwards; *whole = exp(sum of g[0..i]). */

@@ -1,21 +1,22 @@
 /*
  * The delta rule for one new row of each sequence, with the gated norm that follows: decode. A block is a
- * value head. What it reads of the slot was written by earlier steps, so it arrives while the kernel before
- * still works: the state in registers, open keys and writes in shared memory. The arithmetic is that of
- * delta.cu and rows.cu, bit for bit; chunks that close in this step are left to delta.cu.
+ * value head, a warp 16 of its value columns. What it reads of the slot was written by earlier steps, so it
+ * arrives while the kernel before still works: the state in registers, open keys and writes in shared memory.
+ * The arithmetic is that of delta_chunk.cu and rows.cu, bit for bit: the row is column 0 of a product (its
+ * query column 1) whose other columns are zeros. Chunks that close in this step are left to delta_chunk.cu.
  *
  * SPDX-License-Identifier: MIT
  */
-#include "backend/cuda/plugin/delta.cuh"
+#include "backend/cuda/plugin/delta_mma.cuh"
 
-enum { THREADS = 256, DIM = 128, GROUPS = THREADS / 8 }; /* groups of 8 lanes make a dot product */
+enum { THREADS = 256, DIM = 128, KEY_LD = DIM + 8, WRITE_LD = DIM + 4 };
 
 struct one_shared {
-    float k[CU_CHUNK][DIM]; /* unit keys, the new one last */
-    float u[CU_CHUNK][DIM];
+    float k[CU_CHUNK][KEY_LD]; /* unit keys, the new one last */
+    float u[CU_CHUNK][WRITE_LD];
     float q[DIM], o[DIM];
-    float sk[DIM], sq[DIM]; /* S k and S q */
     float g[CU_CHUNK], decay[CU_CHUNK], a[CU_CHUNK], b[CU_CHUNK];
+    float a_before[CU_CHUNK], b_before[CU_CHUNK]; /* of the tiles before the row's own, else 0 */
     float whole, beta;
 };
 
@@ -24,32 +25,39 @@ struct one_place {
     uint8_t *slot;
 };
 
-/* Open rows to shared memory and the state to registers: row group + 32 m, inputs 4 e + 32 i of it. */
+/* Open rows to shared memory, and the warp's part of the state to registers as left factors. */
+template <int DK>
 static __device__ __forceinline__ void fetch_slot(const cu_delta &d, const one_place &w, one_shared *r,
-                                                  float4 (&s)[4][4])
+                                                  float (&s)[DK / 8][4])
 {
-    const uint32_t e = threadIdx.x & 7, group = threadIdx.x >> 3;
-    const float *k = reinterpret_cast<const float *>(w.slot + d.k_off) + (size_t)w.kh * CU_CHUNK * d.dk;
+    const uint32_t lane = threadIdx.x & 31, col = threadIdx.x / 32 * 16 + (lane >> 2);
+    const float *k = reinterpret_cast<const float *>(w.slot + d.k_off) + (size_t)w.kh * CU_CHUNK * DK;
     const float *u = reinterpret_cast<const float *>(w.slot + d.u_off) + (size_t)w.vh * CU_CHUNK * d.dv;
     const float *g = reinterpret_cast<const float *>(w.slot + d.g_off) + (size_t)w.vh * CU_CHUNK;
-    const float *state = reinterpret_cast<const float *>(w.slot + d.s_off) + (size_t)w.vh * d.dv * d.dk;
+    const float *state =
+        reinterpret_cast<const float *>(w.slot + d.s_off) + ((size_t)w.vh * d.dv + col) * DK + 2 * (lane & 3);
 
 #pragma unroll
-    for (uint32_t m = 0; m < 4; m++)
-#pragma unroll
-        for (uint32_t i = 0; i < 4; i++) {
-            const uint32_t c = group + GROUPS * m, at = e * 4 + 32 * i;
+    for (uint32_t n = 0; n < DK / 8; n++) {
+        float2 a = make_float2(0, 0), b = a;
 
-            s[m][i] = make_float4(0, 0, 0, 0);
-            if (c < d.dv && at < d.dk)
-                s[m][i] = *reinterpret_cast<const float4 *>(state + (size_t)c * d.dk + at);
+        if (col < d.dv) { /* and then col + 8 too */
+            a = pair_at(state + n * 8);
+            b = pair_at(state + (size_t)8 * DK + n * 8);
         }
-    for (uint32_t i = threadIdx.x; i < w.n * (d.dk / 4); i += THREADS)
-        copy_4(&r->k[i / (d.dk / 4)][i % (d.dk / 4) * 4], k + (size_t)i * 4);
+        s[n][0] = a.x, s[n][1] = a.y, s[n][2] = b.x, s[n][3] = b.y;
+    }
+    for (uint32_t i = threadIdx.x; i < w.n * (DK / 4); i += THREADS)
+        copy_4(&r->k[i / (DK / 4)][i % (DK / 4) * 4], k + (size_t)i * 4);
     for (uint32_t i = threadIdx.x; i < w.n * (d.dv / 4); i += THREADS)
         copy_4(&r->u[i / (d.dv / 4)][i % (d.dv / 4) * 4], u + (size_t)i * 4);
     for (uint32_t i = threadIdx.x; i < w.n; i += THREADS)
         r->g[i] = g[i];
+    for (uint32_t i = w.n + threadIdx.x / 32; i < CU_CHUNK; i += THREADS / 32) /* rows to come */
+        if (lane * 4 < d.dv)
+            *reinterpret_cast<float4 *>(&r->u[i][lane * 4]) = make_float4(0, 0, 0, 0);
+    if (threadIdx.x < CU_CHUNK)
+        r->a_before[threadIdx.x] = r->b_before[threadIdx.x] = r->a[threadIdx.x] = r->b[threadIdx.x] = 0;
 }
 
 /* The new row's query, key and gates; its key and log decay go to the slot too. */
@@ -66,8 +74,8 @@ static __device__ __forceinline__ void take_row(const cu_delta &d, const one_pla
         __syncwarp();
         if (w.vh % (d.vh / d.kh) == 0)
             for (uint32_t k = lane; k < d.dk; k += 32)
-                (reinterpret_cast<float *>(w.slot + d.k_off) +
-                 ((size_t)w.kh * CU_CHUNK + w.n) * d.dk)[k] = r->k[w.n][k];
+                (reinterpret_cast<float *>(w.slot + d.k_off) + ((size_t)w.kh * CU_CHUNK + w.n) * d.dk)[k] =
+                    r->k[w.n][k];
     } else if (threadIdx.x == 64) {
         const float g = gates[(size_t)w.tok * 2 * d.vh + d.vh + w.vh];
 
@@ -78,65 +86,110 @@ static __device__ __forceinline__ void take_row(const cu_delta &d, const one_pla
     }
 }
 
-static __device__ __forceinline__ void dot_products(const cu_delta &d, const one_place &w, one_shared *r,
-                                                    const float4 (&s)[4][4])
+/* Columns 0 and 1 of a right factor: inputs at `at` of two rows. */
+static __device__ __forceinline__ right two_columns(const float *first, const float *second, uint32_t at)
 {
-    const uint32_t e = threadIdx.x & 7, group = threadIdx.x >> 3;
-    float4 kv[4], qv[4];
+    const uint32_t lane = threadIdx.x & 31, g = lane >> 2;
+
+    return right_of(g == 0   ? pair_at(first + at + 2 * (lane & 3))
+                    : g == 1 ? pair_at(second + at + 2 * (lane & 3))
+                             : make_float2(0, 0));
+}
+
+/*
+ * Lanes with t = 0: S k and S q of columns g and g + 8 of the warp's. The first warps: products with 16 keys
+ * each, decayed, to r->a and r->b.
+ */
+template <int DK>
+static __device__ __forceinline__ void dot_products(const one_place &w, one_shared *r,
+                                                    const float (&s)[DK / 8][4], float of_state[4])
+{
+    const uint32_t lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3, j0 = threadIdx.x / 32 * 16;
+    const bool keys = j0 <= w.n;
+    const float *k = &r->k[keys ? j0 + g : 0][2 * t];
+    apart acc[1] = {}, sums[1] = {};
 
 #pragma unroll
-    for (uint32_t i = 0; i < 4; i++)
-        if (e * 4 + 32 * i < d.dk) {
-            kv[i] = *reinterpret_cast<const float4 *>(&r->k[w.n][e * 4 + 32 * i]);
-            qv[i] = *reinterpret_cast<const float4 *>(&r->q[e * 4 + 32 * i]);
+    for (uint32_t n = 0; n < DK / 8; n++) {
+        const right x = two_columns(r->k[w.n], r->q, n * 8);
+
+        multiply<1>(sums, left_of(s[n][0], s[n][1], s[n][2], s[n][3]), &x);
+        if (keys) {
+            const float2 a = pair_at(k + n * 8), b = pair_at(k + 8 * KEY_LD + n * 8);
+
+            multiply<1>(acc, left_of(a.x, a.y, b.x, b.y), &x);
         }
+    }
+    join(sums[0], of_state);
+    if (!keys || t != 0)
+        return;
 #pragma unroll
-    for (uint32_t m = 0; m < 6; m++) { /* four rows of the state, two keys */
-        const uint32_t j = group + GROUPS * (m < 4 ? m : m - 4);
-        float sk = 0, sq = 0;
+    for (uint32_t half = 0; half < 2; half++) {
+        const uint32_t j = j0 + g + half * 8;
 
-#pragma unroll
-        for (uint32_t i = 0; i < 4; i++)
-            if (e * 4 + 32 * i < d.dk) {
-                const float4 p =
-                    m < 4 ? s[m < 4 ? m : 0][i] : *reinterpret_cast<const float4 *>(&r->k[j][e * 4 + 32 * i]);
-
-                sk = fma4(p, kv[i], sk);
-                sq = fma4(p, qv[i], sq);
-            }
-        sk = sum8(sk);
-        sq = sum8(sq);
-        if (e == 0 && m < 4 && j < d.dv) {
-            r->sk[j] = sk;
-            r->sq[j] = sq;
-        } else if (e == 0 && m >= 4 && j <= w.n) {
+        if (j <= w.n) {
             const float decay = expf(r->decay[j]);
 
-            r->a[j] = decay * sk;
-            r->b[j] = decay * sq;
+            const float a = decay * joined(acc[0], half * 2), b = decay * joined(acc[0], half * 2 + 1);
+
+            r->a[j] = a;
+            r->b[j] = b;
+            r->a_before[j] = j < w.n / 8 * 8 ? a : 0.0f;
+            r->b_before[j] = j < w.n / 8 * 8 ? b : 0.0f;
         }
     }
 }
 
-/* u of the new row, then its output: thread c is a value column. */
-static __device__ __forceinline__ void solve(const cu_delta &d, const one_place &w, one_shared *r, float value)
+/* Writes of tile j of the warp's columns as a left factor. */
+static __device__ __forceinline__ left writes_of(const one_shared *r, uint32_t j)
 {
-    const uint32_t c = threadIdx.x;
-    float below = 0, s = 0, u;
+    const uint32_t lane = threadIdx.x & 31, col = threadIdx.x / 32 * 16 + (lane >> 2);
+    const float *u = &r->u[j * 8 + 2 * (lane & 3)][col];
 
-    if (c >= d.dv)
+    return left_of(u[0], u[WRITE_LD], u[8], u[WRITE_LD + 8]);
+}
+
+/* u of the new row, then its output: lanes with t = 0 have columns g and g + 8 of the warp's. */
+static __device__ __forceinline__ void solve(const cu_delta &d, const one_place &w, one_shared *r,
+                                             const float value[2], const float of_state[4])
+{
+    const uint32_t lane = threadIdx.x & 31, t = lane & 3, col = threadIdx.x / 32 * 16 + (lane >> 2),
+                   tile = w.n / 8;
+    apart sums[1] = {};
+    right x;
+
+    if (threadIdx.x / 32 * 16 >= d.dv)
         return;
-#pragma unroll 8
-    for (uint32_t j = 0; j < w.n; j++) {
-        const float v = r->u[j][c];
-
-        below = fmaf(r->a[j], v, below);
-        s = fmaf(r->b[j], v, s);
+        /* all tiles, for they are on their way together: those not before the row's add zeros */
+#pragma unroll
+    for (uint32_t j = 0; j < CU_CHUNK / 8 - 1; j++) {
+        x = two_columns(r->a_before, r->b_before, j * 8);
+        multiply<1>(sums, writes_of(r, j), &x);
     }
-    u = r->beta * (value - r->whole * r->sk[c] - below);
-    s = fmaf(r->b[w.n], u, s);
-    (reinterpret_cast<float *>(w.slot + d.u_off) + ((size_t)w.vh * CU_CHUNK + w.n) * d.dv)[c] = u;
-    r->o[c] = fmaf(r->whole, r->sq[c], s);
+#pragma unroll
+    for (uint32_t half = 0; half < 2; half++) {
+        float below = joined(sums[0], half * 2), u;
+
+        if (t != 0)
+            break;
+#pragma unroll
+        for (uint32_t j = 0; j < 7; j++) {
+            const float more = fmaf(r->a[tile * 8 + j], r->u[tile * 8 + j][col + half * 8], below);
+
+            below = tile * 8 + j < w.n ? more : below;
+        }
+        u = row_write(r->beta, value[half], r->whole, of_state[half * 2], below);
+        r->u[w.n][col + half * 8] = u;
+        (reinterpret_cast<float *>(w.slot + d.u_off) +
+         ((size_t)w.vh * CU_CHUNK + w.n) * d.dv)[col + half * 8] = u;
+    }
+    __syncwarp();
+    x = two_columns(r->a, r->b, tile * 8);
+    multiply<1>(sums, writes_of(r, tile), &x);
+    if (t == 0) {
+        r->o[col] = fmaf(r->whole, of_state[1], joined(sums[0], 1));
+        r->o[col + 8] = fmaf(r->whole, of_state[3], joined(sums[0], 3));
+    }
 }
 
 /* The first warp: rmsnorm of the head times silu(z), as rows.cu does it. */
@@ -166,6 +219,7 @@ static __device__ __forceinline__ void norm_head(const one_place &w, const one_s
         cu_emit8(n.act, w.tok, w.vh * dim + k, v);
 }
 
+template <int DK>
 static __global__ void __launch_bounds__(THREADS, 2)
     delta_one(const __grid_constant__ cu_delta d, const __grid_constant__ cu_delta_norm norm, const float *c,
               const float *gates, cu_batch b)
@@ -173,8 +227,8 @@ static __global__ void __launch_bounds__(THREADS, 2)
     extern __shared__ __align__(16) uint8_t shared[];
     one_shared *r = reinterpret_cast<one_shared *>(shared);
     const cu_seq seq = b.seqs[blockIdx.y]; /* batches and slots are older than the kernel before */
-    float4 s[4][4];
-    float value = 0;
+    const uint32_t col = threadIdx.x / 32 * 16 + ((threadIdx.x & 31) >> 2);
+    float s[DK / 8][4], of_state[4], value[2] = {0, 0};
     one_place w;
 
     w.vh = blockIdx.x;
@@ -182,18 +236,22 @@ static __global__ void __launch_bounds__(THREADS, 2)
     w.tok = seq.tok0;
     w.n = seq.n - seq.base;
     w.slot = d.slots + seq.slot * d.slot_bytes + d.layer_off;
-    fetch_slot(d, w, r, s);
+    fetch_slot<DK>(d, w, r, s);
     cu_let_next_start();
     cu_wait_for_inputs();
-    if (threadIdx.x < d.dv)
-        value = c[(size_t)w.tok * d.conv_dim + 2 * d.kh * d.dk + w.vh * d.dv + threadIdx.x];
+    if ((threadIdx.x & 3) == 0 && col < d.dv) {
+        const float *v = c + (size_t)w.tok * d.conv_dim + 2 * d.kh * DK + w.vh * d.dv + col;
+
+        value[0] = v[0];
+        value[1] = v[8];
+    }
     asm volatile("cp.async.wait_all;" ::: "memory");
     __syncthreads();
     take_row(d, w, r, c, gates);
     __syncthreads();
-    dot_products(d, w, r, s);
+    dot_products<DK>(w, r, s, of_state);
     __syncthreads();
-    solve(d, w, r, value);
+    solve(d, w, r, value, of_state);
     __syncthreads();
     if (threadIdx.x < 32)
         norm_head(w, r, norm, d.dv, d.vh);
@@ -201,17 +259,22 @@ static __global__ void __launch_bounds__(THREADS, 2)
 
 int cu_delta_one_takes(const struct cu_delta *d)
 {
-    return d->dk % 32 == 0 && d->dk <= DIM && d->dv % 32 == 0 && d->dv <= DIM;
+    return cu_delta_chunks_take(d) && d->dv % 32 == 0;
 }
 
 void cu_delta_one(cudaStream_t s, const struct cu_delta *d, const float *c, const float *gates,
                   const struct cu_delta_norm *n, const struct cu_batch *b)
 {
-    cu_start(s, delta_one, dim3(d->vh, b->n_seq), THREADS, sizeof(one_shared), *d, *n, c, gates, *b);
+    cu_start(s, d->dk == 128 ? delta_one<128> : delta_one<64>, dim3(d->vh, b->n_seq), THREADS,
+             sizeof(one_shared), *d, *n, c, gates, *b);
 }
 
 cudaError_t cu_delta_one_setup(void)
 {
-    return cudaFuncSetAttribute(delta_one, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                (int)sizeof(one_shared));
+    const cudaError_t e = cudaFuncSetAttribute(delta_one<128>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                               (int)sizeof(one_shared));
+
+    return e != cudaSuccess ? e
+                            : cudaFuncSetAttribute(delta_one<64>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                                   (int)sizeof(one_shared));
 }

@@ -223,6 +223,7 @@ struct cu_attention {
     float *y;
     float *parts;                /* [row][n_head][max_span][dim + 2] for split rows */
     uint32_t n_head, part_spans; /* spans that parts has room for */
+    uint32_t n_term; /* of bf16 that queries and probabilities are made of with a bf16 cache: 1, 2 */
 };
 enum {
     CU_SPLIT_TOKENS = 16
@@ -250,6 +251,11 @@ void cu_attend_spans(cudaStream_t s, const struct cu_attention *a, const struct 
                      const struct cu_shape *h);
 void cu_merge_gate(cudaStream_t s, const struct cu_attention *a, const struct cu_batch *b, uint32_t n_tok,
                    const float *gate, uint32_t stride, const struct cu_act *act);
+/* Many rows over a bf16 cache at once: attend_many.cu; whether it takes such a step. */
+int cu_attend_many_takes(const struct cu_attention *a, const struct cu_shape *h);
+void cu_attend_many(cudaStream_t s, const struct cu_attention *a, const struct cu_batch *b,
+                    const struct cu_shape *h);
+cudaError_t cu_attend_many_setup(void);
 /* Before the first launch with heads of this size: shared-memory limits. Fails where the device has too
  * little. */
 cudaError_t cu_attend_setup(uint32_t dim);
@@ -270,6 +276,8 @@ struct cu_delta {
     size_t s_off, k_off, u_off, g_off, conv_off;
     uint32_t kh, vh, dk, dv, conv_dim;
     uint32_t n_delta, layer, journal_rows;
+    float *work; /* cu_delta_work_floats() for steps of up to work_tok tokens, a multiple of 64 */
+    uint32_t work_tok;
 };
 void cu_conv(cudaStream_t s, const struct cu_delta *d, const float *x, const float *w, float *y,
              const struct cu_batch *b, const struct cu_shape *h);
@@ -285,6 +293,15 @@ int cu_delta_one_takes(const struct cu_delta *d);
 void cu_delta_one(cudaStream_t s, const struct cu_delta *d, const float *c, const float *gates,
                   const struct cu_delta_norm *n, const struct cu_batch *b);
 cudaError_t cu_delta_one_setup(void);
+/*
+ * Shapes and devices that go through the tensor cores, prefill and decode alike; all others take kernels in
+ * f32.
+ */
+int cu_delta_chunks_take(const struct cu_delta *d);
+size_t cu_delta_work_floats(const struct cu_delta *d, uint32_t max_seq);
+void cu_delta_chunks(cudaStream_t s, const struct cu_delta *d, const float *c, const float *gates, float *o,
+                     const struct cu_batch *b, const struct cu_shape *h);
+cudaError_t cu_delta_chunks_setup(void);
 void cu_delta_rule(cudaStream_t s, const struct cu_delta *d, const float *c, const float *gates, float *o,
                    const struct cu_batch *b, const struct cu_shape *h);
 

@@ -244,7 +244,9 @@ struct cu_delta cuda_delta_of(const struct esp_plan *p, uint32_t layer)
                              .conv_dim = l->conv_dim,
                              .n_delta = l->n_delta,
                              .layer = layer,
-                             .journal_rows = p->pools.journal_rows};
+                             .journal_rows = p->pools.journal_rows,
+                             .work = (float *)(void *)(p->scratch + p->delta_off),
+                             .work_tok = cuda_work_tok(p)};
 }
 
 struct cu_heads cuda_heads_of(const struct esp_plan *p, const struct esp_op *op)
@@ -260,7 +262,8 @@ struct cu_attention cuda_attention_of(const struct esp_plan *p, const struct esp
                                  .y = plan_value(p, op->out),
                                  .parts = (float *)(void *)(p->scratch + p->parts_off),
                                  .n_head = op->n_head,
-                                 .part_spans = p->part_spans};
+                                 .part_spans = p->part_spans,
+                                 .n_term = p->opts.act_auto || p->n_term == 1 ? 1 : 2};
 }
 
 static void mixer_op(const struct esp_plan *p, uint32_t i, const struct cu_shape *h)
@@ -323,7 +326,8 @@ static void copy_op(const struct esp_plan *p, const struct esp_op *op, const str
     }
 }
 
-static void row_op(const struct esp_plan *p, uint32_t i, const struct cu_shape *h, bool emit)
+/* only_terms: in product form alone. */
+static void row_op(const struct esp_plan *p, uint32_t i, const struct cu_shape *h, bool emit, bool only_terms)
 {
     const struct esp_op *op = &p->tape->ops[i];
     cudaStream_t s = p->dev->stream;
@@ -335,7 +339,7 @@ static void row_op(const struct esp_plan *p, uint32_t i, const struct cu_shape *
     uint32_t n = plan_width(p, op->out), n_row = cuda_rows_of(p, op->out, h);
     const float *a = op->a != ESP_NO_VAL ? plan_value(p, op->a) : NULL;
     const float *b = op->b != ESP_NO_VAL ? plan_value(p, op->b) : NULL;
-    float *y = plan_value(p, op->out);
+    float *y = only_terms ? NULL : plan_value(p, op->out);
     const struct cu_act act = cuda_act_of(p, n, n_row, emit);
 
     if (n_row == 0)
@@ -374,6 +378,7 @@ static void row_op(const struct esp_plan *p, uint32_t i, const struct cu_shape *
 void cuda_launch(const struct esp_plan *p, const struct cuda_step *s, const struct cu_shape *h, bool together)
 {
     const struct esp_op *op = &p->tape->ops[s->op];
+    const bool only_terms = s->only_terms && together;
 
     if (s->kind == CUDA_STEP_LINEAR) {
         products(p, s, h, together);
@@ -383,11 +388,12 @@ void cuda_launch(const struct esp_plan *p, const struct cuda_step *s, const stru
 
         if (n_row)
             cu_add_rmsnorm(p->dev->stream, plan_value(p, op->a), plan_value(p, op->b), plan_value(p, op->out),
-                           p->vec0[s->op + 1], op[1].eps, plan_value(p, op[1].out), n_row, n, &act);
+                           p->vec0[s->op + 1], op[1].eps, only_terms ? NULL : plan_value(p, op[1].out), n_row,
+                           n, &act);
     } else if (op->kind == ESP_OP_KV_APPEND || op->kind == ESP_OP_ATTEND || op->kind == ESP_OP_CONV ||
                op->kind == ESP_OP_DELTA) {
         mixer_op(p, s->op, h);
     } else {
-        row_op(p, s->op, h, s->emit);
+        row_op(p, s->op, h, s->emit, only_terms);
     }
 }

@@ -107,6 +107,18 @@ static esp_val emits(const struct esp_plan *p, const struct cuda_step *s)
     }
 }
 
+/* Whether only products read a value, all of them in product form. */
+static bool read_as_terms(const struct esp_plan *p, esp_val v)
+{
+    for (uint32_t i = 0; i < p->tape->n_op; i++) {
+        const struct esp_op *op = &p->tape->ops[i];
+
+        if ((op->a == v || op->b == v) && !(is_product(op) && wants_terms(op->w)))
+            return false;
+    }
+    return true;
+}
+
 static void make_steps(struct esp_plan *p)
 {
     const struct esp_tape *t = p->tape;
@@ -127,6 +139,7 @@ static void make_steps(struct esp_plan *p)
     for (uint32_t i = 1; i < p->n_step; i++)
         if (p->steps[i].prepare && emits(p, &p->steps[i - 1]) == t->ops[p->steps[i].op].a) {
             p->steps[i - 1].emit = true;
+            p->steps[i - 1].only_terms = read_as_terms(p, t->ops[p->steps[i].op].a);
             p->steps[i].prepare = false;
         }
     cuda_fuse(p);
@@ -283,6 +296,18 @@ static size_t lora_bytes(const struct esp_plan *p)
     return pad(most * p->opts.max_tok * p->opts.max_rank * sizeof(float));
 }
 
+static size_t delta_bytes(const struct esp_plan *p)
+{
+    const struct esp_layout *l = &p->pools.layout;
+    const struct cu_delta d = {
+        .kh = l->kh, .vh = l->vh, .dk = l->dk, .dv = l->dv, .work_tok = cuda_work_tok(p)};
+
+    for (uint32_t i = 0; i < p->tape->n_op; i++)
+        if (p->tape->ops[i].kind == ESP_OP_DELTA)
+            return cu_delta_work_floats(&d, p->opts.max_seq) * sizeof(float);
+    return 0;
+}
+
 static esp_status lay_out(struct esp_plan *p, esp_error *err)
 {
     const struct esp_tape *t = p->tape;
@@ -304,6 +329,7 @@ static esp_status lay_out(struct esp_plan *p, esp_error *err)
     p->parts_bytes = pad(parts_bytes(p));
     p->spread_bytes = pad(spread_bytes(p));
     p->expand_bytes = pad(expand_bytes(p));
+    p->delta_bytes = pad(delta_bytes(p));
     p->logit_rows = p->opts.max_out < CUDA_LOGIT_ROWS ? p->opts.max_out : CUDA_LOGIT_ROWS;
     p->host_rows = p->opts.max_out < CUDA_HOST_ROWS ? p->opts.max_out : CUDA_HOST_ROWS;
     p->logits_bytes = pad((size_t)p->logit_rows * t->n_vocab * sizeof(float));
@@ -316,7 +342,8 @@ static esp_status lay_out(struct esp_plan *p, esp_error *err)
     p->parts_off = p->rope_off + p->rope_bytes;
     p->spread_off = p->parts_off + p->parts_bytes;
     p->expand_off = p->spread_off + p->spread_bytes;
-    p->logits_off = p->expand_off + p->expand_bytes;
+    p->delta_off = p->expand_off + p->expand_bytes;
+    p->logits_off = p->delta_off + p->delta_bytes;
     p->vec_off = p->logits_off + p->logits_bytes;
     p->batch_off = p->vec_off + p->vec_bytes;
     p->input_off = p->batch_off + p->bl.bytes;

@@ -1,6 +1,6 @@
 /*
  * Ops that treat every row alone. A thread owns 8 consecutive elements, so that what a product reads next can
- * be written in the product's own form on the way out.
+ * be written in the product's own form on the way out, and y in that form alone where it is NULL.
  *
  * SPDX-License-Identifier: MIT
  */
@@ -50,7 +50,8 @@ static __device__ __forceinline__ void norm_store(const float v[8], const float 
 #pragma unroll
     for (int i = 0; i < 8; i++)
         w[i] = v[i] * inv * u[i];
-    cu_store8(y + base + k, w);
+    if (y)
+        cu_store8(y + base + k, w);
     if (act.n_term)
         cu_emit8(act, blockIdx.x, k, w);
 }
@@ -105,6 +106,34 @@ void cu_add_rmsnorm(cudaStream_t s, const float *a, const float *b, float *sum, 
     cu_start(s, rmsnorm, n_row, norm_threads(width), 0, a, b, sum, gamma, eps, y, width, *act);
 }
 
+/* The sum over the 2^n lanes that have a head; a warp whose other lanes have zeros gets the same bits. */
+static __device__ __forceinline__ float head_sum(float v, uint32_t lanes)
+{
+    for (uint32_t m = lanes / 2; m; m >>= 1)
+        v += __shfl_xor_sync(0xffffffffu, v, (int)m);
+    return v;
+}
+
+/* Elements [k, k + 8) of head `head` of token tok, sum of its squares given. */
+static __device__ __forceinline__ void gated_norm_store(const float v[8], const float *z, const float *gamma,
+                                                        float inv, const cu_heads &h, uint32_t tok,
+                                                        uint32_t head, uint32_t k, float *y,
+                                                        const cu_act &act)
+{
+    const size_t at = ((size_t)tok * h.n_head + head) * h.dim + k;
+    float u[8], w[8], out[8];
+
+    cu_load8(gamma + k, u);
+    cu_load8(z + at, w);
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+        out[i] = v[i] * inv * u[i] * cu_silu(w[i]);
+    if (y)
+        cu_store8(y + at, out);
+    if (act.n_term)
+        cu_emit8(act, tok, head * h.dim + k, out);
+}
+
 /* A block is a (token, head); a warp suffices for heads of up to 256. */
 static __global__ void __launch_bounds__(64) gated_norm(const float *o, const float *z, const float *gamma,
                                                         float eps, cu_heads h, float *y, cu_act act)
@@ -113,32 +142,49 @@ static __global__ void __launch_bounds__(64) gated_norm(const float *o, const fl
     cu_wait_for_inputs();
     __shared__ float red[32];
     const uint32_t tok = blockIdx.y, k = threadIdx.x * 8;
-    const size_t base = ((size_t)tok * h.n_head + blockIdx.x) * h.dim;
-    float v[8], u[8], w[8], sum = 0, inv;
+    float v[8], sum = 0, inv;
 
     if (k < h.dim) {
-        cu_load8(o + base + k, v);
+        cu_load8(o + ((size_t)tok * h.n_head + blockIdx.x) * h.dim + k, v);
 #pragma unroll
         for (int i = 0; i < 8; i++)
             sum = fmaf(v[i], v[i], sum);
     }
     inv = 1.0f / sqrtf(cu_block_sum(sum, red) / (float)h.dim + eps);
-    if (k >= h.dim)
-        return;
-    cu_load8(gamma + k, u);
-    cu_load8(z + base + k, w);
+    if (k < h.dim)
+        gated_norm_store(v, z, gamma, inv, h, tok, blockIdx.x, k, y, act);
+}
+
+/* The same for heads of a power of two of lanes, of eight elements each: several a warp. */
+static __global__ void __launch_bounds__(256)
+    gated_norms(const float *o, const float *z, const float *gamma, float eps, cu_heads h, float *y,
+                cu_act act, uint32_t n)
+{
+    cu_let_next_start();
+    cu_wait_for_inputs();
+    const uint32_t lanes = h.dim / 8, e = blockIdx.x * 256 + threadIdx.x, head = min(e / lanes, n - 1),
+                   k = e % lanes * 8;
+    float v[8], sum = 0, inv;
+
+    cu_load8(o + (size_t)head * h.dim + k, v);
 #pragma unroll
     for (int i = 0; i < 8; i++)
-        v[i] = v[i] * inv * u[i] * cu_silu(w[i]);
-    cu_store8(y + base + k, v);
-    if (act.n_term)
-        cu_emit8(act, tok, blockIdx.x * h.dim + k, v);
+        sum = fmaf(v[i], v[i], sum);
+    inv = 1.0f / sqrtf(head_sum(sum, lanes) / (float)h.dim + eps);
+    if (e / lanes < n)
+        gated_norm_store(v, z, gamma, inv, h, head / h.n_head, head % h.n_head, k, y, act);
 }
 
 void cu_gated_norm(cudaStream_t s, const float *o, const float *z, const float *gamma, float eps,
                    struct cu_heads h, float *y, uint32_t n_tok, const struct cu_act *act)
 {
-    cu_start(s, gated_norm, dim3(h.n_head, n_tok), threads_for(h.dim), 0, o, z, gamma, eps, h, y, *act);
+    const uint32_t lanes = h.dim / 8, n = n_tok * h.n_head;
+
+    if (h.dim % 32 == 0 && lanes <= 32 && (lanes & (lanes - 1)) == 0)
+        cu_start(s, gated_norms, (unsigned)(((size_t)n * lanes + 255) / 256), 256, 0, o, z, gamma, eps, h, y,
+                 *act, n);
+    else
+        cu_start(s, gated_norm, dim3(h.n_head, n_tok), threads_for(h.dim), 0, o, z, gamma, eps, h, y, *act);
 }
 
 /* ---- heads
@@ -197,7 +243,8 @@ static __global__ void head_gate(const float *x, const float *gate, cu_heads h, 
 #pragma unroll
     for (int i = 0; i < 8; i++)
         v[i] *= cu_sigmoid(u[i]);
-    cu_store8(y + (size_t)tok * width + k, v);
+    if (y)
+        cu_store8(y + (size_t)tok * width + k, v);
     if (act.n_term)
         cu_emit8(act, tok, k, v);
 }
@@ -247,7 +294,8 @@ static __global__ void swiglu(const float *gate, const float *up, float *y, uint
 #pragma unroll
     for (int i = 0; i < 8; i++)
         v[i] = cu_silu(v[i]) * u[i];
-    cu_store8(y + at, v);
+    if (y)
+        cu_store8(y + at, v);
     if (act.n_term)
         cu_emit8(act, blockIdx.y, k, v);
 }
