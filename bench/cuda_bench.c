@@ -8,8 +8,8 @@
  *
  * A trellis format is that of feed-forward matrices, as published models have it: gate and up along their
  * inputs, down along its outputs; all other matrices are affine4. BENCH_SECONDS=n begins no model after n
- * seconds. BENCH_ONLY=decode, prefill or drafts times one of the three; BENCH_PROFILE=decode or prefill only runs a few
- * steps, for a profiler. A short table comes last.
+ * seconds. BENCH_ONLY=decode, prefill or drafts times one of the three; BENCH_PROFILE=decode or prefill only
+ * runs a few steps, for a profiler. A short table comes last.
  *
  * SPDX-License-Identifier: MIT
  */
