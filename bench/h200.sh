@@ -10,7 +10,7 @@ set -u
 cd "$(dirname "$0")/.." || exit 2
 verb=${1:-} dir=${2:-}
 [ -n "$dir" ] || { echo "usage: bench/h200.sh pack|run DIR" >&2; exit 2; }
-programs='test_cuda_ops test_cuda_open test_cuda_coded test_state_oracle test_model_tiny_text test_model_mtp test_engine_demo test_engine_spec test_engine_adapter bench_cuda'
+programs='test_cuda_ops test_cuda_open test_cuda_coded test_state_oracle test_model_tiny_text test_model_mtp test_engine_demo test_engine_spec test_engine_adapter bench_cuda espalier'
 
 if [ "$verb" = pack ]; then
     cmake --preset cuda -DESPALIER_CUDA_ARCHS=90a >/dev/null || exit 1
@@ -22,7 +22,7 @@ if [ "$verb" = pack ]; then
     done
     for p in $programs; do
         ldd "build/cuda/$p"
-    done | sed -n 's/.*=> \(\/[^ ]*\(jansson\|pcre2\|utf8proc\|xxhash\|cmocka\)[^ ]*\).*/\1/p' | sort -u | while read -r lib; do
+    done | sed -n 's/.*=> \(\/[^ ]*\(jansson\|pcre2\|utf8proc\|xxhash\|cmocka\|event\|edit\|seccomp\|sqlite\|bsd\|libmd\|tinfo\)[^ ]*\).*/\1/p' | sort -u | while read -r lib; do
         cp -L "$lib" "$dir/"
     done
     du -sh "$dir"
