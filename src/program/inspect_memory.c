@@ -99,7 +99,7 @@ json_t *esp_inspect_memory_json(const struct esp_layout *l, const struct esp_con
     esp_kv_describe(l, name);
     return json_pack("{s:s,s:s,s:I,s:i,s:I,s:I,s:I,s:o}", "kv", name, "state", esp_recurrent_name(l->state),
                      "kv_per_token", (json_int_t)esp_layout_kv_per_token(l), "kv_start", (int)l->kv_start,
-                     "kv_start_bytes", (json_int_t)((uint64_t)l->exact_pages * l->page_bytes), "state_bytes",
+                     "kv_start_bytes", (json_int_t)l->exact_pages * (json_int_t)l->page_bytes, "state_bytes",
                      (json_int_t)esp_layout_state_bytes(l), "open_row_bytes",
                      (json_int_t)esp_layout_open_bytes(l), "layers", layers);
 }

@@ -157,14 +157,16 @@ static uint64_t own_status(const char *name)
 {
     FILE *f = fopen("/proc/self/status", "re");
     char line[256];
-    unsigned long long kib = 0;
+    uint64_t kib = 0;
 
     while (f && fgets(line, sizeof line, f))
-        if (strncmp(line, name, strlen(name)) == 0 && sscanf(line + strlen(name), " %llu", &kib) == 1)
+        if (strncmp(line, name, strlen(name)) == 0) {
+            kib = strtoull(line + strlen(name), NULL, 10);
             break;
+        }
     if (f)
         fclose(f);
-    return (uint64_t)kib * 1024;
+    return kib * 1024;
 }
 
 esp_status esp_lock_memory(uint64_t *bytes, esp_error *err)

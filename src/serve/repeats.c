@@ -128,24 +128,25 @@ static bool check_texts(struct esp_fields *f, const json_t *list)
     return true;
 }
 
-static void read_breakers(struct esp_fields *f, struct esp_gen *g, const struct esp_server *s)
+/* Without a model there are no tokens, so no set of them: the fields are checked all the same. */
+static void read_breakers(struct esp_fields *f, struct esp_gen *g, struct esp_breakers *own)
 {
     const json_t *list = NULL;
-    const uint64_t *bits = s->breakers->bits;
+    const uint64_t *bits;
 
-    g->sampling.n_dry_word = s->breakers->n_word;
-    g->sampling.dry_breakers = bits;
+    g->sampling.n_dry_word = own ? own->n_word : 0;
+    g->sampling.dry_breakers = own ? own->bits : NULL;
     if (!esp_field_array(f, "dry_sequence_breakers", &list) || !check_texts(f, list))
         return;
-    if (!(g->sampling.dry_multiplier > 0))
+    if (!own || !(g->sampling.dry_multiplier > 0))
         return; /* checked, and of no effect */
-    bits = find_set(s->breakers, list, f->e);
-    g->breakers = bits ? esp_alloc_array(s->breakers->n_word, sizeof *g->breakers) : NULL;
+    bits = find_set(own, list, f->e);
+    g->breakers = bits ? esp_alloc_array(own->n_word, sizeof *g->breakers) : NULL;
     if (bits && !g->breakers)
         esp_api_fail(f->e, "device_lost", NULL, "no memory for dry_sequence_breakers");
     if (!g->breakers)
         return;
-    memcpy(g->breakers, bits, s->breakers->n_word * sizeof *bits);
+    memcpy(g->breakers, bits, own->n_word * sizeof *bits);
     g->sampling.dry_breakers = g->breakers;
 }
 
@@ -165,5 +166,5 @@ void esp_repeats_read(struct esp_fields *f, struct esp_gen *g, const struct esp_
         if (n == 0) /* no tokens are looked at: off, as where the field comes from */
             o->dry_multiplier = 0;
     }
-    read_breakers(f, g, s);
+    read_breakers(f, g, s->breakers);
 }

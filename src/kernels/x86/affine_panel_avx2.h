@@ -154,7 +154,7 @@ V_INLINE void tile_bytes(int depth, int first, int n_row, const uint8_t *w, cons
 
         V_UNROLL
         for (int d = v; d < v + depth; d++) {
-            const size_t quad = (size_t)(d / 4 * 8 + d % 4);
+            const size_t quad = (size_t)d / 4 * 8 + (size_t)d % 4;
             const vi w0 = load16((const int16_t *)(const void *)(w + quad * PANEL_OUTS * 4));
             const vi w1 = load16((const int16_t *)(const void *)(w + quad * PANEL_OUTS * 4 + 32));
 
