@@ -212,11 +212,12 @@ static void test_inspect_memory(void **state)
     (void)state;
     for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
         json_int_t kv = 0, kept = 0;
-        json_t *j, *m, *terms, *layer;
+        json_t *j, *m, *fit, *terms, *layer;
         size_t k;
 
         r = RUN(NULL, P, "fit", M, "--json", "--kv", kinds[i][0], "--state", kinds[i][1]);
-        terms = json_deep_copy(json_object_get(run_json(&r, 0), "terms"));
+        fit = run_json(&r, 0);
+        terms = json_object_get(fit, "terms");
         run_free(&r);
         r = RUN(NULL, P, "inspect", M, "--plan", "--json", "--kv", kinds[i][0], "--state", kinds[i][1]);
         j = run_json(&r, 0);
@@ -240,7 +241,7 @@ static void test_inspect_memory(void **state)
             assert_string_equal(json_string_value(json_object_get(layer, "kv")), "turbo:k8v4:own");
         }
         json_decref(j);
-        json_decref(terms);
+        json_decref(fit);
     }
     r = RUN(NULL, P, "inspect", M, "--plan", "--kv", "turbo:k4v4", "--kv-start", "300");
     run_code(&r, 0);
