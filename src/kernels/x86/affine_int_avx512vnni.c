@@ -14,6 +14,7 @@
 #include "kernels/x86/codes_avx512.h"
 #include "kernels/x86/strip_avx512.h"
 
+#include "kernels/x86/act_step.h"
 #include "kernels/x86/parts.h"
 
 enum {
@@ -42,26 +43,6 @@ static size_t int8x2_bytes(uint32_t n_in, uint32_t group)
 
 /* ---- activations ---- */
 
-/*
- * Step for a group whose largest magnitude becomes top; as the reference: 0 below the normal range, NaN where
- * an input is not finite (as integers NaN > inf > finite magnitudes).
- */
-V_INLINE float int_step(const float *x, uint32_t group, float top)
-{
-    vi m = vi_zero();
-    int32_t bits;
-    float max;
-
-    for (uint32_t i = 0; i < group; i += VW)
-        m = vi_max(m, vi_from_bits(vf_abs(vf_load(x + i))));
-    bits = vi_hmax(m);
-    if (bits >= 0x7f800000)
-        return __builtin_nanf("");
-    memcpy(&max, &bits, sizeof max);
-    max /= top;
-    return max < 0x1p-126f ? 0 : max;
-}
-
 V_INLINE void int_prepare(int terms, const struct esp_weight *w, const float *x, uint8_t *out)
 {
     const size_t n_group = w->n_in / w->group, pad = pad_to(n_group, VW);
@@ -71,7 +52,7 @@ V_INLINE void int_prepare(int terms, const struct esp_weight *w, const float *x,
 
     memset(out, 0, 8 * pad);
     for (size_t g = 0; g < n_group; g++, x += w->group) {
-        const float step = int_step(x, w->group, terms == 1 ? 127.0f : 16256.0f);
+        const float step = act_step(x, w->group, terms == 1 ? 127.0f : 16256.0f);
         const vf by = vf_set1(step == 0 ? __builtin_inff() : step); /* zero step: all codes 0 */
         vi sum = vi_zero();
 

@@ -12,6 +12,8 @@
 #ifndef ESP_KERNELS_X86_AFFINE_ROWS_AVX2_H
 #define ESP_KERNELS_X86_AFFINE_ROWS_AVX2_H
 
+#include "kernels/x86/act_step.h"
+
 /*
  * Bytes of a prepared row; terms as bytes: none where codes are too wide for byte products. An odd number of
  * cache lines, so that the rows of a tile do not share the sets of a cache.
@@ -39,26 +41,6 @@ static size_t int8x2_bytes(uint32_t n_in, uint32_t group)
 }
 
 /* ---- activations ---- */
-
-/*
- * Step for a group whose largest magnitude becomes top; as the reference: 0 below the normal range, NaN where
- * an input is not finite (as integers NaN > inf > finite magnitudes).
- */
-V_INLINE float int_step(const float *x, uint32_t group, float top)
-{
-    vi m = vi_zero();
-    int32_t bits;
-    float max;
-
-    for (uint32_t i = 0; i < group; i += VW)
-        m = vi_max(m, vi_from_bits(vf_abs(vf_load(x + i))));
-    bits = vi_hmax(m);
-    if (bits >= 0x7f800000)
-        return __builtin_nanf("");
-    memcpy(&max, &bits, sizeof max);
-    max /= top;
-    return max < 0x1p-126f ? 0 : max;
-}
 
 /* Even and odd bytes in one vector. */
 V_INLINE __m128i int_pack8(__m128i even, __m128i odd)
@@ -124,7 +106,7 @@ V_INLINE void int_prepare(enum order order, int terms, float top, const struct e
         memset(t + (size_t)terms * (padded - UNIT), 0, (size_t)terms * UNIT);
     }
     for (size_t g = 0; g < n_group; g++) {
-        const float step = int_step(x + g * w->group, w->group, top);
+        const float step = act_step(x + g * w->group, w->group, top);
         const vf by = vf_set1(step == 0 ? __builtin_inff() : step); /* zero step: all integers 0 */
         vi sum = vi_zero();
 

@@ -16,6 +16,7 @@
 
 #include "formats/trellis.h"
 #include "kernels/kernels.h"
+#include "kernels/x86/act_step.h"
 
 enum { T_BLOCK = ESP_TRELLIS_BLOCK };
 
@@ -75,24 +76,6 @@ V_INLINE void t_fold(const struct esp_weight *w, const float *x, size_t b, int b
     }
 }
 
-/* As the reference: 0 below the normal range, NaN where an input is not finite (NaN > inf > finite as
- * integers). */
-V_INLINE float t_step(const float *z, float top)
-{
-    vi m = vi_zero();
-    int32_t bits;
-    float max;
-
-    for (size_t i = 0; i < T_BLOCK; i += VW)
-        m = vi_max(m, vi_from_bits(vf_abs(vf_load(z + i))));
-    bits = vi_hmax(m);
-    if (bits >= 0x7f800000)
-        return __builtin_nanf("");
-    memcpy(&max, &bits, sizeof max);
-    max /= top;
-    return max < 0x1p-126f ? 0 : max;
-}
-
 V_INLINE void t_prepare_int(const struct esp_weight *w, const float *x, float top, struct t_row out)
 {
     float z[T_BLOCK] __attribute__((aligned(64)));
@@ -104,7 +87,7 @@ V_INLINE void t_prepare_int(const struct esp_weight *w, const float *x, float to
         vf by;
 
         t_fold(w, x, b, 0, z);
-        step = t_step(z, top);
+        step = act_step(z, T_BLOCK, top);
         by = vf_set1(step == 0 ? __builtin_inff() : step); /* zero step: all integers 0 */
         for (size_t i = 0; i < T_BLOCK; i += 2 * VW) {
             const float *from = w->axis ? z + T_BLOCK - 2 * VW - i : z + i;
