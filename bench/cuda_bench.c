@@ -8,8 +8,9 @@
  *
  * A trellis format is that of feed-forward matrices, as published models have it: gate and up along their
  * inputs, down along its outputs; all other matrices are affine4. BENCH_SECONDS=n begins no model after n
- * seconds. BENCH_ONLY=decode, prefill or drafts times one of the three; BENCH_PROFILE=decode or prefill only
- * runs a few steps, for a profiler. A short table comes last.
+ * seconds. BENCH_ONLY=decode, prefill, drafts or caches times one of them; caches are decode steps of one row behind
+ * BENCH_BEHIND positions (32768) with the schemes of BENCH_KV ("bf16 turbo:k8v3 q8"), which only that word asks for.
+ * BENCH_PROFILE=decode or prefill only runs a few steps, for a profiler. A short table comes last.
  *
  * SPDX-License-Identifier: MIT
  */
@@ -279,6 +280,58 @@ static void time_drafts(struct bench *b, const struct esp_plan_opts *o)
     free(hidden);
 }
 
+/* ---- long contexts under schemes of keys and values ---- */
+
+/* One row's step behind `behind` positions, and the last chunk of what filled them. */
+static void time_cache(const struct bench *base, const struct esp_plan_opts *opts, const char *scheme,
+                       uint32_t behind)
+{
+    struct bench b = *base;
+    struct esp_layout l = b.net->layout;
+    struct esp_plan_opts o = *opts;
+    const struct esp_pool_sizes z = {
+        .n_page = behind / ESP_SPAN + 2, .n_slot = 4, .n_journal = 1, .journal_rows = 1};
+    struct esp_kv_scheme s;
+    double chunk = 0, t;
+    esp_error err;
+
+    need(esp_kv_parse(&s, scheme, &err), &err);
+    for (uint32_t i = 0; i < l.n_attn; i++)
+        l.layers[i].scheme = s;
+    l.kv = s.kind == ESP_KV_KIND_BF16 ? ESP_KV_BF16 : s.kind == ESP_KV_KIND_F32 ? ESP_KV_F32 : ESP_KV_CODED;
+    need(esp_layout_finish(&l, &err), &err);
+    o.context = behind + 256;
+    o.max_seq = o.max_out = 1;
+    need(esp_state_pools_create(&b.pools, b.dev, &l, &z, &err), &err);
+    need(b.dev->ops->compile(b.dev, &b.net->tape, &b.pools->mem, &o, &b.plan, &err), &err);
+    need(esp_state_open(&b.seqs[0], b.pools, o.context, 0, &err), &err);
+    for (uint32_t at = 0; at + MAX_TOK <= behind; at += MAX_TOK) {
+        chunk = now();
+        step(&b, 1, MAX_TOK);
+        chunk = now() - chunk;
+    }
+    for (int i = 0; i < 3; i++)
+        step(&b, 1, 1);
+    t = median(&b, 1, 1, 60);
+    printf("%-16s behind %u: %6.3f ms a step of one row, %7.1f ms the last %u of the prompt; %zu KV bytes a "
+           "token\n",
+           scheme, behind, 1e3 * t, 1e3 * chunk, (unsigned)MAX_TOK, esp_layout_kv_per_token(&l));
+    fflush(stdout);
+    esp_state_close(b.seqs[0]);
+    b.dev->ops->plan_free(b.plan);
+    esp_state_pools_destroy(b.pools);
+}
+
+static void time_caches(const struct bench *b, const struct esp_plan_opts *o)
+{
+    const char *list = getenv("BENCH_KV"), *behind = getenv("BENCH_BEHIND");
+    char names[256], *save = NULL;
+
+    snprintf(names, sizeof names, "%s", list ? list : "bf16 turbo:k8v3 q8");
+    for (char *s = strtok_r(names, " ", &save); s; s = strtok_r(NULL, " ", &save))
+        time_cache(b, o, s, behind ? (uint32_t)strtoul(behind, NULL, 10) : 32768);
+}
+
 struct row { /* of the short table */
     char what[64];
     double decode[6], share, prefill[4];
@@ -411,6 +464,8 @@ static void bench_one(struct esp_dev *dev, double copy_gbs, const char *shape, c
         profile(&b, getenv("BENCH_PROFILE"));
     else
         time_all(&b, shape + (strncmp(shape, "qwen", 4) == 0 ? 4 : 0), what);
+    if (getenv("BENCH_ONLY") && wanted("caches"))
+        time_caches(&b, &o);
     if (!getenv("BENCH_PROFILE") && wanted("drafts"))
         time_drafts(&b, &o);
     for (int i = 0; i < MAX_SEQ; i++)

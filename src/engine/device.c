@@ -49,7 +49,6 @@ static esp_status check_cuda(const struct esp_model *m, const esp_engine_opts *o
 {
     struct esp_layout l = m->net->layout;
     enum esp_recurrent state = ESP_RECURRENT_F32;
-    char name[ESP_KV_NAME];
 
     if (o->state)
         ESP_TRY(esp_recurrent_parse(&state, o->state, err));
@@ -62,12 +61,13 @@ static esp_status check_cuda(const struct esp_model *m, const esp_engine_opts *o
                         "device %s has weights in its own order; pack %s is for device cpu", o->device,
                         o->pack);
     ESP_TRY(esp_kv_choose(&l, &m->net->config, o->kv, err));
-    if (l.kv != ESP_KV_CODED)
-        return ESP_OK;
-    esp_kv_describe(&l, name);
-    return esp_fail(err, ESP_EUNSUPPORTED,
-                    "device %s keeps keys and values as bf16 or f32; kv %s is for device cpu", o->device,
-                    name);
+    if (l.kv == ESP_KV_CODED && o->kv_start)
+        return esp_fail(
+            err, ESP_EUNSUPPORTED,
+            "device %s codes keys and values from the first position on; kv_start %u is for device "
+            "cpu",
+            o->device, o->kv_start);
+    return ESP_OK;
 }
 
 esp_status esp_engine_check_device(const struct esp_model *m, const esp_engine_opts *o, esp_error *err)

@@ -249,8 +249,16 @@ static void test_shapes(void **state)
     compare("value heads of 80", &s, 1e-3);
 }
 
-/* Logits of sequence 0 over n tokens in passes of `cut`, with `others` further sequences running along. */
-static void run_cut(struct test_net *t, uint32_t n, uint32_t cut, uint32_t others, float *out)
+static void look_away(void *user, const char *name, const float *rows, uint32_t n_row, uint32_t width)
+{
+    (void)user, (void)name, (void)rows, (void)n_row, (void)width;
+}
+
+/*
+ * Logits of sequence 0 over n tokens in passes of `cut`, with `others` further sequences running along. With a
+ * tap ops run one by one.
+ */
+static void run_cut(struct test_net *t, uint32_t n, uint32_t cut, uint32_t others, esp_tap_fn tap, float *out)
 {
     struct esp_state *seqs[SMALL_SEQ];
     float *logits = malloc(sizeof(float) * SMALL_TOK * t->n_vocab);
@@ -263,7 +271,7 @@ static void run_cut(struct test_net *t, uint32_t n, uint32_t cut, uint32_t other
 
         for (uint32_t i = 1; i <= others; i++)
             p.n[i] = esp_state_length(seqs[i]) < SMALL_CONTEXT - 8 ? 1 + (at + i) % 7 : 0;
-        small_run(t, seqs, &p, logits, NULL, NULL);
+        small_run(t, seqs, &p, logits, tap, NULL);
         memcpy(out + (size_t)at * t->n_vocab, logits, sizeof(float) * p.n[0] * t->n_vocab);
         at += p.n[0];
     }
@@ -280,9 +288,12 @@ static void check_cuts(const char *what, const struct small_shape *s)
     float *want = malloc(sizeof(float) * N * s->vocab), *got = malloc(sizeof(float) * N * s->vocab);
 
     small_open(&t, s, true);
-    run_cut(&t, N, N, 0, want);
+    run_cut(&t, N, N, 0, look_away, want);
+    run_cut(&t, N, N, 0, NULL, got);
+    if (memcmp(got, want, sizeof(float) * N * s->vocab) != 0)
+        fail_msg("%s: ops one by one give other bits than together", what);
     for (size_t c = 0; c < sizeof cuts / sizeof cuts[0]; c++) {
-        run_cut(&t, N, cuts[c][0], cuts[c][1], got);
+        run_cut(&t, N, cuts[c][0], cuts[c][1], c == 3 ? look_away : NULL, got);
         for (size_t i = 0; i < (size_t)N * s->vocab; i++)
             if (memcmp(&got[i], &want[i], sizeof(float)) != 0)
                 fail_msg("%s: cut %u beside %u others: position %zu, logit %zu is %.9g, whole %.9g", what,
@@ -351,6 +362,27 @@ static void test_term_cuts(void **state)
     check_cuts("trellis3, 1 term", &s);
 }
 
+/* Coded caches: the ops of kv_test in a model, fused and not. */
+static void test_coded_cuts(void **state)
+{
+    static const char *const schemes[] = {"turbo:k8v3", "turbo:k5v4:own", "turbo:k2v8",
+                                          "q8",         "q6:g32",         "q4:g128"};
+    struct small_shape s = BASE;
+
+    (void)state;
+    s.format = ESP_FORMAT_AFFINE4, s.group = 64;
+    for (size_t i = 0; i < sizeof schemes / sizeof schemes[0]; i++) {
+        s.scheme = schemes[i];
+        s.act = i % 2 ? ESP_ACT_F32 : ESP_ACT_BF16;
+        s.head_dim = i % 3 == 0 ? 256 : 128, s.n_head = i % 3 == 0 ? 6 : 4, s.n_kv = i % 3 == 0 ? 1 : 2;
+        check_cuts(schemes[i], &s);
+    }
+    s.scheme = "q8", s.act = ESP_ACT_BF16;
+    compare("q8 cache, one term", &s, 6e-2);
+    s.scheme = "turbo:k8v8", s.head_dim = 96, s.n_head = 6, s.n_kv = 3;
+    compare("turbo:k8v8 cache, heads of 96", &s, 6e-2);
+}
+
 static void test_trellis_cuts(void **state)
 {
     struct small_shape s = BASE;
@@ -376,7 +408,7 @@ int main(void)
         cmocka_unit_test(test_formats),       cmocka_unit_test(test_trellis),
         cmocka_unit_test(test_trellis_mixed), cmocka_unit_test(test_shapes),
         cmocka_unit_test(test_cuts),          cmocka_unit_test(test_trellis_cuts),
-        cmocka_unit_test(test_term_cuts),
+        cmocka_unit_test(test_term_cuts),     cmocka_unit_test(test_coded_cuts),
     };
 
     setvbuf(stdout, NULL, _IOLBF, 0);

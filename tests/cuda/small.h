@@ -21,6 +21,7 @@ struct small_shape {
     enum esp_format_id format;
     uint32_t group;
     enum esp_kv kv;
+    const char *scheme; /* of keys and values by name, instead of kv; NULL: kv */
     enum esp_act act;
     bool two;           /* two terms of an activation on the device (int8x2), whatever act is on the CPU */
     bool along_outputs; /* trellis codes along axis 0 where outputs are whole blocks */
@@ -144,6 +145,10 @@ static inline void small_open(struct test_net *t, const struct small_shape *s, b
     t->src = small_source(s);
     test_ok(esp_net_load(&t->net, &c, t->src, &err), &err);
     t->net->layout.kv = s->kv;
+    for (uint32_t i = 0; s->scheme && i < t->net->layout.n_attn; i++) {
+        t->net->layout.kv = ESP_KV_CODED;
+        test_ok(esp_kv_parse(&t->net->layout.layers[i].scheme, s->scheme, &err), &err);
+    }
     test_ok(esp_layout_finish(&t->net->layout, &err), &err);
     for (uint32_t i = 0; i < t->net->tape.n_value; i++) /* every value has a tap: "v3" */
         t_name(&t->net->tape, i, "v", i, "");

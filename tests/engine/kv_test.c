@@ -154,8 +154,9 @@ static void test_refusals(void **state)
            "entry 1: layer 3");
     refuse(config("[{\"layer_idx\":3,\"bits\":3,\"group_size\":64}]"), ESP_EINVAL, "q3:g64");
     refuse(config("[{\"layer_idx\":3,\"bits\":\"8\"}]"), ESP_EINVAL, "numbers");
-    test_refused(esp_engine_plan(model, &(esp_engine_opts){.kv = "turbo", .device = "cuda"}, &p, &err),
-                 ESP_EUNSUPPORTED, &err, "kv turbo:k8v3 is for device cpu");
+    test_refused(
+        esp_engine_plan(model, &(esp_engine_opts){.kv = "turbo", .kv_start = 9, .device = "cuda"}, &p, &err),
+        ESP_EUNSUPPORTED, &err, "from the first position on; kv_start 9 is for device cpu");
 }
 
 /* Layouts whose bytes differ have different names. */

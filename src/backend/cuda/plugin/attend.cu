@@ -6,13 +6,16 @@
  * the same numbers.
  *
  * bf16 caches go through the tensor cores: queries and probabilities as one bf16 term each, or two (about 16
- * bits), keys and values as they are. f32 caches take a plain f32 kernel.
+ * bits), keys and values as they are. Coded caches go the same way: what a code decodes to is rounded to bf16
+ * on the way, keys in registers, values in shared memory. f32 caches take a plain f32 kernel.
  *
  * SPDX-License-Identifier: MIT
  */
-#include "backend/cuda/plugin/attend.cuh"
+#include "backend/cuda/plugin/kv.cuh"
+#include "backend/cuda/plugin/kv_rotate.cuh"
 
 enum {
+    RAW_MOST = 32 << 10, /* bytes of a span's coded values that are worth shared memory */
     QUERIES = 16,
     THREADS = 256,
     SCORE_LD = CU_SPAN + 8,
@@ -22,29 +25,42 @@ enum {
 /* ---- merging
  * -------------------------------------------------------------------------------------------------------- */
 
-static __global__ void __launch_bounds__(128) merge(cu_attention a, cu_batch b)
+static __global__ void __launch_bounds__(MERGE_THREADS)
+    merge(const __grid_constant__ cu_attention a, const __grid_constant__ cu_batch b)
 {
     cu_let_next_start();
     cu_wait_for_inputs();
+    __shared__ merge_room room;
     const uint32_t tok = blockIdx.y, head = blockIdx.x;
     const cu_seq s = b.seqs[b.tok_seq[tok]];
-    const uint32_t n_span = (s.n + tok - s.tok0) / CU_SPAN + 1;
-    float acc[4] = {0, 0, 0, 0};
-    running r = {-INFINITY, 0};
-
-    for (uint32_t i = 0; i < n_span; i++) {
-        const float *p = part_at(a, tok, head, i);
-        const float2 f = merge_factors(&r, p[a.kv.dim], p[a.kv.dim + 1]);
+    float acc[MERGE_PER], *y = a.y + ((size_t)tok * a.n_head + head) * a.kv.dim;
+    const float by = merge_spans(a, tok, head, (s.n + tok - s.tok0) / CU_SPAN + 1, &room, acc);
 
 #pragma unroll
-        for (int j = 0; j < 4; j++)
-            if (threadIdx.x + j * 128 < a.kv.dim)
-                acc[j] = merged(acc[j], p[threadIdx.x + j * 128], f);
-    }
-#pragma unroll
-    for (int j = 0; j < 4; j++)
-        if (threadIdx.x + j * 128 < a.kv.dim)
-            a.y[((size_t)tok * a.n_head + head) * a.kv.dim + threadIdx.x + j * 128] = acc[j] * inverse(r);
+    for (int j = 0; j < MERGE_PER; j++)
+        if (threadIdx.x + j * MERGE_THREADS < a.kv.dim)
+            y[threadIdx.x + j * MERGE_THREADS] = acc[j] * by;
+}
+
+/* A block is a (token, head). */
+static __global__ void __launch_bounds__(128) unrotate(const __grid_constant__ cu_attention a)
+{
+    cu_let_next_start();
+    cu_wait_for_inputs();
+    __shared__ float row[512];
+    float *y = a.y + ((size_t)blockIdx.y * a.n_head + blockIdx.x) * a.kv.dim;
+
+    for (uint32_t i = threadIdx.x; i < a.kv.dim; i += 128)
+        row[i] = y[i];
+    __syncthreads();
+    unrotate_row(row, a.kv.dim, a.kv.code);
+    for (uint32_t i = threadIdx.x; i < a.kv.dim; i += 128)
+        y[i] = row[i];
+}
+
+void cu_unrotate(cudaStream_t s, const struct cu_attention *a, uint32_t n_tok)
+{
+    cu_start(s, unrotate, dim3(a->n_head, n_tok), 128, 0, *a);
 }
 
 /* ---- one block of queries
@@ -93,18 +109,25 @@ static __device__ __forceinline__ size_t query_at(const block &k, const cu_atten
  * ----------------------------------------------------------------------------------------------------- */
 
 struct tensor_shared { /* offsets in bytes */
-    uint32_t q, score, p, v, total;
+    uint32_t q, score, p, v, raw, levels, total;
 };
 
-static __host__ __device__ __forceinline__ tensor_shared tensor_layout(uint32_t dim)
+/*
+ * Coded rows: as few terms as there are, and values only where they are small, so that two blocks or three fit a
+ * multiprocessor; others are read from the page, which is in the L2 cache by then.
+ */
+static __host__ __device__ __forceinline__ tensor_shared tensor_layout(const cu_kv &kv, uint32_t n_term)
 {
+    const uint32_t terms = kv.code.kind ? n_term : 2;
     tensor_shared o;
 
-    o.q = 0;                                      /* [2 terms][QUERIES][dim + 32] bf16 */
-    o.score = o.q + 2 * QUERIES * (dim + 32) * 2; /* [QUERIES][SCORE_LD] f32 */
-    o.p = o.score + QUERIES * SCORE_LD * 4;       /* [2 terms][QUERIES][SCORE_LD] bf16 */
-    o.v = o.p + 2 * QUERIES * SCORE_LD * 2;       /* [2 buffers][SLICE][dim + 8] bf16 */
-    o.total = o.v + 2 * SLICE * (dim + 8) * 2;
+    o.q = 0;                                             /* [terms][QUERIES][dim + 32] bf16 */
+    o.score = o.q + terms * QUERIES * (kv.dim + 32) * 2; /* [QUERIES][SCORE_LD] f32 */
+    o.p = o.score + QUERIES * SCORE_LD * 4;              /* [terms][QUERIES][SCORE_LD] bf16 */
+    o.v = o.p + terms * QUERIES * SCORE_LD * 2;          /* [2 buffers][SLICE][dim + 8] bf16 */
+    o.raw = o.v + 2 * SLICE * (kv.dim + 8) * 2;          /* values of a span as they lie in the page */
+    o.levels = o.raw + (kv.code.kind && CU_SPAN * kv.row[1] <= RAW_MOST ? CU_SPAN * kv.row[1] : 0);
+    o.total = o.levels + (kv.code.kind ? KV_LEVELS * 4 : 0);
     return o;
 }
 
@@ -175,10 +198,12 @@ static __device__ __forceinline__ void tile_softmax(const block &k, uint32_t spa
 }
 
 /* Scores of the warp's 32 positions for all queries. */
-static __device__ __forceinline__ void tensor_scores(const uint8_t *k, uint32_t dim, uint32_t limit,
+template <bool CODED>
+static __device__ __forceinline__ void tensor_scores(const cu_kv &kv, const uint8_t *k, uint32_t limit,
                                                      uint32_t n_term, const uint8_t *q, float *score)
 {
-    const uint32_t lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane >> 2, t = lane & 3;
+    const uint32_t dim = kv.dim, lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane >> 2,
+                   t = lane & 3;
     const uint32_t ldq = (dim + 32) * 2;
     float acc[4][4] = {};
 
@@ -189,8 +214,9 @@ static __device__ __forceinline__ void tensor_scores(const uint8_t *k, uint32_t 
 
 #pragma unroll
         for (int n = 0; n < 4; n++)
-            key[n] = *reinterpret_cast<const uint4 *>(k + (size_t)(warp * 32 + n * 8 + g) * dim * 2 +
-                                                      kb * 64 + t * 16);
+            key[n] = CODED ? kv_octet<0>(kv, k, warp * 32 + n * 8 + g, kb * 4 + t, nullptr)
+                           : *reinterpret_cast<const uint4 *>(k + (size_t)(warp * 32 + n * 8 + g) * dim * 2 +
+                                                              kb * 64 + t * 16);
         for (uint32_t i = 0; i < n_term; i++) {
             const uint4 a = *reinterpret_cast<const uint4 *>(q + (size_t)(i * QUERIES + g) * ldq + kb * 64 +
                                                              t * 16),
@@ -226,6 +252,32 @@ static __device__ __forceinline__ void fetch_values(const uint8_t *v, uint32_t d
             "l"(v + ((size_t)(p0 + row) * dim + c * 8) * 2), "r"(bytes));
     }
     asm volatile("cp.async.commit_group;");
+}
+
+/* All values of a span that are seen, as they lie: `bytes` up to a multiple of 16. */
+static __device__ __forceinline__ void fetch_raw(const uint8_t *v, uint32_t bytes, uint8_t *to)
+{
+    const uint32_t shared = (uint32_t)__cvta_generic_to_shared(to);
+
+    for (uint32_t e = threadIdx.x * 16; e < bytes; e += THREADS * 16)
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared + e), "l"(v + e));
+    asm volatile("cp.async.commit_group;");
+}
+
+/* fetch_values() of coded rows. */
+static __device__ __forceinline__ void decode_values(const cu_kv &kv, const uint8_t *raw, const float *levels,
+                                                     uint32_t p0, uint32_t limit, uint8_t *to)
+{
+    const uint32_t per = kv.dim / 8;
+
+    for (uint32_t e = threadIdx.x; e < SLICE * per; e += THREADS) {
+        const uint32_t row = e / per, c = e % per;
+        uint4 v = make_uint4(0, 0, 0, 0);
+
+        if (p0 + row < limit)
+            v = kv_octet<1>(kv, raw, p0 + row, c, levels);
+        *reinterpret_cast<uint4 *>(to + row * (kv.dim + 8) * 2 + c * 16) = v;
+    }
 }
 
 /* acc[pair][tile] += P V over one slice; the warp owns columns 16 * (warp + 8 * pair). */
@@ -268,16 +320,21 @@ static __device__ __forceinline__ void slice_values(float acc[NP][2][4], const u
     }
 }
 
-template <int NP>
-static __device__ __forceinline__ void span_values(float acc[NP][2][4], const uint8_t *v, uint32_t dim,
+template <int NP, bool CODED>
+static __device__ __forceinline__ void span_values(float acc[NP][2][4], const cu_kv &kv, const uint8_t *v,
                                                    uint32_t limit, uint32_t n_term, const float *shrunk,
                                                    uint8_t *shared, const tensor_shared &o)
 {
-    const uint32_t g = (threadIdx.x & 31) >> 2;
+    const uint32_t g = (threadIdx.x & 31) >> 2, dim = kv.dim;
     const uint32_t n_slice = (limit + SLICE - 1) / SLICE, buffer = SLICE * (dim + 8) * 2;
 
     for (uint32_t i = 0; i < n_slice; i++) {
-        if (i + 1 < n_slice) {
+        if (CODED) {
+            if (i + 1 < n_slice)
+                decode_values(kv, o.raw < o.levels ? shared + o.raw : v,
+                              reinterpret_cast<const float *>(shared + o.levels), (i + 1) * SLICE, limit,
+                              shared + o.v + ((i + 1) & 1) * buffer);
+        } else if (i + 1 < n_slice) {
             fetch_values(v, dim, (i + 1) * SLICE, limit, shared + o.v + ((i + 1) & 1) * buffer);
             asm volatile("cp.async.wait_group 1;");
         } else {
@@ -309,7 +366,8 @@ static __device__ __forceinline__ void fetch_span(const cu_attention &a, const c
 
     if (threadIdx.x >= 2 || !find_block(&k, a, b, blockIdx.z % b.n_seq, blockIdx.z / b.n_seq))
         return;
-    const uint32_t rows = visible(k, blockIdx.x, k.n_query - 1), bytes = rows * a.kv.dim * 2;
+    const uint32_t rows = visible(k, blockIdx.x, k.n_query - 1),
+                   bytes = (rows * a.kv.row[threadIdx.x] + 15) / 16 * 16;
 
     if (rows)
         asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(
@@ -319,7 +377,7 @@ static __device__ __forceinline__ void fetch_span(const cu_attention &a, const c
 #endif
 }
 
-template <int NP, bool SPLIT>
+template <int NP, bool SPLIT, bool CODED>
 static __global__ void __launch_bounds__(THREADS)
     attend_tensor(const __grid_constant__ cu_attention a, const __grid_constant__ cu_batch b)
 {
@@ -331,7 +389,7 @@ static __global__ void __launch_bounds__(THREADS)
     __shared__ float span_m[QUERIES], span_l[QUERIES], shrunk[QUERIES * (CU_SPAN / CU_TILE)];
     const uint32_t lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane >> 2, t = lane & 3,
                    dim = a.kv.dim;
-    const tensor_shared o = tensor_layout(dim);
+    const tensor_shared o = tensor_layout(a.kv, a.n_term);
     float *score = reinterpret_cast<float *>(shared + o.score);
     float sum[NP][2][4] = {};
     running r[2] = {{-INFINITY, 0}, {-INFINITY, 0}}; /* of queries g and g + 8 */
@@ -352,14 +410,25 @@ static __global__ void __launch_bounds__(THREADS)
         split_terms(i < k.n_query ? a.q[query_at(k, a, i) + c] : 0.0f, a.n_term, &q[i * (dim + 32) + c],
                     QUERIES * (dim + 32));
     }
+    if (CODED)
+        take_levels(a.kv, reinterpret_cast<float *>(shared + o.levels));
     __syncthreads();
     for (uint32_t span = first; span <= (SPLIT ? first : last); span++) {
         const uint32_t page = b.pages[k.s.page0 + span], limit = visible(k, span, k.n_query - 1);
+        const uint8_t *values = kv_at(a.kv, page, k.kv_head, 1);
         float acc[NP][2][4] = {};
 
-        fetch_values(kv_at(a.kv, page, k.kv_head, 1), dim, 0, limit, shared + o.v);
-        tensor_scores(kv_at(a.kv, page, k.kv_head, 0), dim, limit, a.n_term, shared + o.q, score);
+        if (CODED && o.raw < o.levels)
+            fetch_raw(values, limit * a.kv.row[1], shared + o.raw);
+        if (!CODED)
+            fetch_values(values, dim, 0, limit, shared + o.v);
+        tensor_scores<CODED>(a.kv, kv_at(a.kv, page, k.kv_head, 0), limit, a.n_term, shared + o.q, score);
+        if (CODED)
+            asm volatile("cp.async.wait_group 0;");
         __syncthreads();
+        if (CODED)
+            decode_values(a.kv, o.raw < o.levels ? shared + o.raw : values,
+                          reinterpret_cast<const float *>(shared + o.levels), 0, limit, shared + o.v);
         tile_softmax(k, span, score, shrunk, span_m, span_l);
         __syncwarp();
         for (uint32_t i = warp * 2; i < warp * 2 + 2; i++) /* the warp's own two queries, as terms */
@@ -368,7 +437,7 @@ static __global__ void __launch_bounds__(THREADS)
                             reinterpret_cast<__nv_bfloat16 *>(shared + o.p) + i * SCORE_LD + j,
                             QUERIES * SCORE_LD);
         __syncthreads();
-        span_values<NP>(acc, kv_at(a.kv, page, k.kv_head, 1), dim, limit, a.n_term, shrunk, shared, o);
+        span_values<NP, CODED>(acc, a.kv, values, limit, a.n_term, shrunk, shared, o);
         if (SPLIT) {
 #pragma unroll
             for (int n = 0; n < NP; n++)
@@ -526,18 +595,27 @@ static __global__ void __launch_bounds__(THREADS)
 /* ---- choosing
  * ------------------------------------------------------------------------------------------------------- */
 
+template <bool SPLIT, bool CODED>
+static void launch_tensor(cudaStream_t s, const cu_attention *a, const cu_batch *b, dim3 grid)
+{
+    const uint32_t dim = a->kv.dim, bytes = tensor_layout(a->kv, a->n_term).total;
+
+    if (dim <= 128)
+        cu_start(s, attend_tensor<1, SPLIT, CODED>, grid, THREADS, bytes, *a, *b);
+    else if (dim <= 256)
+        cu_start(s, attend_tensor<2, SPLIT, CODED>, grid, THREADS, bytes, *a, *b);
+    else
+        cu_start(s, attend_tensor<4, SPLIT, CODED>, grid, THREADS, bytes, *a, *b);
+}
+
 template <bool SPLIT> static void launch(cudaStream_t s, const cu_attention *a, const cu_batch *b, dim3 grid)
 {
-    const uint32_t dim = a->kv.dim, bytes = tensor_layout(dim).total;
-
-    if (!a->kv.bf16 || dim % 32)
-        cu_start(s, attend_plain<SPLIT>, grid, THREADS, SPLIT ? 0 : QUERIES * dim * 4, *a, *b);
-    else if (dim <= 128)
-        cu_start(s, attend_tensor<1, SPLIT>, grid, THREADS, bytes, *a, *b);
-    else if (dim <= 256)
-        cu_start(s, attend_tensor<2, SPLIT>, grid, THREADS, bytes, *a, *b);
+    if (a->kv.code.kind) /* heads are a multiple of 32 then */
+        launch_tensor<SPLIT, true>(s, a, b, grid);
+    else if (a->kv.bf16 && a->kv.dim % 32 == 0)
+        launch_tensor<SPLIT, false>(s, a, b, grid);
     else
-        cu_start(s, attend_tensor<4, SPLIT>, grid, THREADS, bytes, *a, *b);
+        cu_start(s, attend_plain<SPLIT>, grid, THREADS, SPLIT ? 0 : QUERIES * a->kv.dim * 4, *a, *b);
 }
 
 void cu_attend_spans(cudaStream_t s, const struct cu_attention *a, const struct cu_batch *b,
@@ -556,32 +634,48 @@ void cu_attend(cudaStream_t s, const struct cu_attention *a, const struct cu_bat
 
     if (h->n_tok <= CU_SPLIT_TOKENS && h->max_span > 1) {
         cu_attend_spans(s, a, b, h);
-        cu_start(s, merge, dim3(a->n_head, h->n_tok), 128, 0, *a, *b);
+        cu_start(s, merge, dim3(a->n_head, h->n_tok), MERGE_THREADS, 0, *a, *b);
     } else if (cu_attend_many_takes(a, h)) {
         cu_attend_many(s, a, b, h);
     } else {
         launch<false>(s, a, b, dim3(n_block, a->kv.n_kv, h->n_seq));
     }
+    if (a->kv.code.kind == CU_KV_TURBO)
+        cu_unrotate(s, a, h->n_tok);
 }
 
-template <int NP, bool SPLIT> static cudaError_t allow(uint32_t dim)
+template <int NP, bool CODED> static cudaError_t allow(uint32_t bytes)
 {
-    return cudaFuncSetAttribute(attend_tensor<NP, SPLIT>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                (int)tensor_layout(dim).total);
+    const cudaError_t e = cudaFuncSetAttribute(attend_tensor<NP, true, CODED>,
+                                               cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
+
+    return e != cudaSuccess ? e
+                            : cudaFuncSetAttribute(attend_tensor<NP, false, CODED>,
+                                                   cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
+}
+
+template <bool CODED> static cudaError_t allow_dim(const cu_kv &kv, uint32_t n_term)
+{
+    const uint32_t bytes = tensor_layout(kv, n_term).total;
+
+    return kv.dim <= 128   ? allow<1, CODED>(bytes)
+           : kv.dim <= 256 ? allow<2, CODED>(bytes)
+                           : allow<4, CODED>(bytes);
 }
 
 cudaError_t cu_attend_setup(uint32_t dim)
 {
     cudaError_t e = cudaFuncSetAttribute(attend_plain<false>, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                          (int)(QUERIES * dim * 4));
+    cu_kv kv = {};
 
+    kv.dim = dim;
     if (e == cudaSuccess)
         e = cu_attend_many_setup();
-    if (e != cudaSuccess)
-        return e;
-    if (dim <= 128)
-        return allow<1, true>(dim) == cudaSuccess ? allow<1, false>(dim) : cudaErrorInvalidValue;
-    if (dim <= 256)
-        return allow<2, true>(dim) == cudaSuccess ? allow<2, false>(dim) : cudaErrorInvalidValue;
-    return allow<4, true>(dim) == cudaSuccess ? allow<4, false>(dim) : cudaErrorInvalidValue;
+    return e == cudaSuccess ? allow_dim<false>(kv, 2) : e;
+}
+
+cudaError_t cu_attend_coded_setup(const struct cu_attention *a)
+{
+    return allow_dim<true>(a->kv, a->n_term);
 }

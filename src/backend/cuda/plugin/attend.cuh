@@ -11,7 +11,8 @@
 static __device__ __forceinline__ uint8_t *kv_at(const cu_kv &kv, uint32_t page, uint32_t head,
                                                  uint32_t which)
 {
-    return kv.pages + (size_t)page * kv.page_bytes + kv.layer_off + (size_t)(head * 2 + which) * kv.plane;
+    return kv.pages + (size_t)page * kv.page_bytes + kv.layer_off +
+           ((size_t)head * (kv.row[0] + kv.row[1]) + (which ? kv.row[0] : 0)) * CU_SPAN;
 }
 
 struct running {
@@ -82,6 +83,98 @@ static __device__ __forceinline__ float *part_at(const cu_attention &a, uint32_t
                                                  uint32_t span)
 {
     return a.parts + (((size_t)tok * a.n_head + head) * a.part_spans + span) * (a.kv.dim + 8);
+}
+
+/*
+ * Merging all partials of a (token, head) by a block of MERGE_THREADS: merge_factors() of many spans at once, as a
+ * largest score so far is a prefix, then the sums in ascending order with their loads some spans ahead. The bits
+ * are those of merge_factors() and merged() span after span.
+ */
+enum {
+    MERGE_THREADS = 128,
+    MERGE_AHEAD = 8,
+    MERGE_PER = 4 /* elements of a head that a thread has, at most */
+};
+
+struct merge_room {
+    float2 f[MERGE_THREADS];
+    float l[MERGE_THREADS], top[MERGE_THREADS / 32];
+};
+
+/* Factors of spans [first, first + MERGE_THREADS) to the room; m: the largest score of those before, updated. */
+static __device__ __forceinline__ void chunk_factors(const float *part, uint32_t stride, uint32_t dim,
+                                                     uint32_t n, merge_room *room, float *m)
+{
+    const uint32_t lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+    const bool any = threadIdx.x < n;
+    const float *p = part + (size_t)threadIdx.x * stride + dim;
+    const float l = any ? p[1] : 0.0f, own = any && l != 0 ? p[0] : -INFINITY;
+    float top = own, before = *m, last;
+
+#pragma unroll
+    for (int d = 1; d < 32; d *= 2) {
+        const float other = __shfl_up_sync(0xffffffffu, top, d);
+
+        top = lane >= (uint32_t)d ? fmaxf(top, other) : top;
+    }
+    last = __shfl_up_sync(0xffffffffu, top, 1);
+    if (lane == 31)
+        room->top[warp] = top;
+    __syncthreads();
+#pragma unroll
+    for (uint32_t w = 0; w < MERGE_THREADS / 32; w++) {
+        before = w < warp ? fmaxf(before, room->top[w]) : before;
+        *m = fmaxf(*m, room->top[w]);
+    }
+    last = lane ? fmaxf(before, last) : before;
+    top = fmaxf(before, top);
+    room->l[threadIdx.x] = l;
+    room->f[threadIdx.x] = l == 0 ? make_float2(1, 0) : make_float2(expf(last - top), expf(own - top));
+    __syncthreads();
+}
+
+/* acc[j]: the sum of element threadIdx.x + j * MERGE_THREADS; returns what it is multiplied by in the end. */
+static __device__ __forceinline__ float merge_spans(const cu_attention &a, uint32_t tok, uint32_t head,
+                                                    uint32_t n_span, merge_room *room, float acc[MERGE_PER])
+{
+    const uint32_t stride = a.kv.dim + 8, dim = a.kv.dim;
+    running r = {-INFINITY, 0};
+
+#pragma unroll
+    for (int j = 0; j < MERGE_PER; j++)
+        acc[j] = 0;
+    for (uint32_t first = 0; first < n_span; first += MERGE_THREADS) {
+        const uint32_t n = min(n_span - first, (uint32_t)MERGE_THREADS);
+        const float *part = part_at(a, tok, head, first);
+
+        chunk_factors(part, stride, dim, n, room, &r.m);
+        for (uint32_t i = 0; i < n; i += MERGE_AHEAD) {
+            float v[MERGE_AHEAD][MERGE_PER];
+
+#pragma unroll
+            for (uint32_t k = 0; k < MERGE_AHEAD; k++)
+#pragma unroll
+                for (uint32_t j = 0; j < MERGE_PER; j++) {
+                    const uint32_t e = threadIdx.x + j * MERGE_THREADS;
+
+                    v[k][j] = i + k < n && e < dim ? part[(size_t)(i + k) * stride + e] : 0.0f;
+                }
+#pragma unroll
+            for (uint32_t k = 0; k < MERGE_AHEAD; k++) {
+                if (i + k >= n)
+                    break;
+                const float2 f = room->f[i + k];
+                const float l = room->l[i + k];
+
+                r.l = l == 0 ? r.l : fmaf(l, f.y, r.l * f.x);
+#pragma unroll
+                for (uint32_t j = 0; j < MERGE_PER; j++)
+                    acc[j] = merged(acc[j], v[k][j], f);
+            }
+        }
+        __syncthreads(); /* the room is filled again */
+    }
+    return inverse(r);
 }
 
 #endif

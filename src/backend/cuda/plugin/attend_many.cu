@@ -1,13 +1,14 @@
 /*
- * Attention of many rows over a bf16 cache: a block takes 128 queries of one KV head (the heads that share it
+ * Attention of many rows over a bf16 or coded cache: a block takes 128 queries of one KV head (the heads that share it
  * and successive tokens), a warp 16 of them, and walks the context in tiles of CU_TILE positions that arrive
  * in shared memory some steps ahead. Scores, numerators and a span's sums stay in registers; sums of finished
- * spans wait where the result goes. The operations and their order are those of attend.cu, so the bits are
+ * spans wait where the result goes. Coded rows arrive as they lie in the page and are decoded from there into
+ * the tile, once for all queries. The operations and their order are those of attend.cu, so the bits are
  * those of small steps.
  *
  * SPDX-License-Identifier: MIT
  */
-#include "backend/cuda/plugin/attend.cuh"
+#include "backend/cuda/plugin/kv.cuh"
 
 enum {
     ROWS = 128,
@@ -31,8 +32,15 @@ template <int DIM> struct place_of {
 template <int DIM, int TERMS> struct room_of {
     static const uint32_t stages = TERMS == 1 ? 4 : 2; /* tiles of keys and of values in turn */
     static const uint32_t queries = TERMS * ROWS * DIM * 2;
-    static const uint32_t bytes = queries + stages / 2 * (place_of<DIM>::keys + place_of<DIM>::values);
+    static const uint32_t pair = place_of<DIM>::keys + place_of<DIM>::values;
+    static const uint32_t bytes = queries + stages / 2 * pair;
+    static const uint32_t raw = queries + pair; /* coded: one tile of each, then rows as they lie */
 };
+
+static __host__ __device__ __forceinline__ uint32_t raw_bytes(const cu_kv &kv, uint32_t which)
+{
+    return CU_TILE * kv.row[which];
+}
 
 struct walk { /* of a block */
     cu_seq s;
@@ -134,6 +142,70 @@ static __device__ __forceinline__ void next_step(const walk &w, const cu_attenti
     asm volatile("cp.async.wait_group %0;" ::"n"(room_of<DIM, TERMS>::stages - 2) : "memory");
     __syncthreads();
     fetch_step<DIM, TERMS>(w, a, b, i + room_of<DIM, TERMS>::stages - 1, buffers);
+}
+
+/* ---- coded rows
+ * ---------------------------------------------------------------------------------------------------- */
+
+/* Where a block's parts lie in shared memory. */
+struct coded_room {
+    uint8_t *tile[2], *raw[2]; /* of keys, of values */
+    float *levels;
+};
+
+template <int DIM, int TERMS>
+static __device__ __forceinline__ coded_room coded_places(const cu_kv &kv, uint8_t *shared)
+{
+    coded_room r;
+
+    r.tile[0] = shared + room_of<DIM, TERMS>::queries;
+    r.tile[1] = r.tile[0] + place_of<DIM>::keys;
+    r.raw[0] = shared + room_of<DIM, TERMS>::raw;
+    r.raw[1] = r.raw[0] + raw_bytes(kv, 0);
+    r.levels = reinterpret_cast<float *>(r.raw[1] + raw_bytes(kv, 1));
+    return r;
+}
+
+/* All rows of a tile, as they lie, on their way; beyond the last tile nothing. */
+static __device__ __forceinline__ void fetch_raw(const walk &w, const cu_attention &a, const cu_batch &b,
+                                                 uint32_t tile, uint32_t which, uint8_t *to)
+{
+    if (tile < w.n_tile) {
+        const uint32_t page = b.pages[w.s.page0 + tile / TILES_OF_SPAN], bytes = raw_bytes(a.kv, which);
+        const uint8_t *from = kv_at(a.kv, page, w.kv_head, which) + tile % TILES_OF_SPAN * bytes;
+
+        for (uint32_t e = threadIdx.x * 16; e < bytes; e += THREADS * 16)
+            asm volatile(
+                "cp.async.cg.shared.global [%0], [%1], 16;" ::"r"((uint32_t)__cvta_generic_to_shared(to) + e),
+                "l"(from + e)
+                : "memory");
+    }
+    asm volatile("cp.async.commit_group;" ::: "memory");
+}
+
+/*
+ * Keys (WHICH 0) or values of a tile, which were fetched, as bf16, for all warps; the next rows of the other
+ * kind are on their way meanwhile.
+ */
+template <int DIM, int WHICH>
+static __device__ __forceinline__ void decode_tile(const walk &w, const cu_attention &a, const cu_batch &b,
+                                                   uint32_t tile, const coded_room &r)
+{
+    const uint32_t ld = WHICH ? place_of<DIM>::ld_v : place_of<DIM>::ld_k;
+
+    asm volatile("cp.async.wait_group 0;" ::: "memory");
+    __syncthreads();
+    fetch_raw(w, a, b, tile + WHICH, !WHICH, r.raw[!WHICH]);
+#pragma unroll 2
+    for (uint32_t i = 0; i < CU_TILE * (DIM / 8) / THREADS; i++) {
+        const uint32_t e = i * THREADS + threadIdx.x, row = e / (DIM / 8), c = e % (DIM / 8);
+        uint4 v = make_uint4(0, 0, 0, 0);
+
+        if (tile * CU_TILE + row < w.limit)
+            v = kv_octet<WHICH>(a.kv, r.raw[WHICH], row, c, r.levels);
+        *reinterpret_cast<uint4 *>(r.tile[WHICH] + row * ld + c * 16) = v;
+    }
+    __syncthreads();
 }
 
 /* ---- one tile
@@ -331,7 +403,7 @@ static __device__ __forceinline__ void merge_span(sums<DIM> &w, const walk &k, c
 /* ---- the kernel
  * ---------------------------------------------------------------------------------------------------- */
 
-template <int DIM, int TERMS>
+template <int DIM, int TERMS, bool CODED>
 static __global__ void __launch_bounds__(THREADS, 1)
     attend_many(const __grid_constant__ cu_attention a, const __grid_constant__ cu_batch b)
 {
@@ -339,14 +411,20 @@ static __global__ void __launch_bounds__(THREADS, 1)
     cu_wait_for_inputs();
     extern __shared__ __align__(128) uint8_t shared[];
     const uint32_t buffers = (uint32_t)__cvta_generic_to_shared(shared) + room_of<DIM, TERMS>::queries;
-    const uint32_t stages = room_of<DIM, TERMS>::stages, pair = place_of<DIM>::keys + place_of<DIM>::values;
+    const uint32_t stages = room_of<DIM, TERMS>::stages, pair = room_of<DIM, TERMS>::pair;
+    const coded_room room = coded_places<DIM, TERMS>(a.kv, shared);
     sums<DIM> w;
     walk k;
 
     if (!find_walk(&k, a, b))
         return;
-    for (uint32_t i = 0; i + 1 < stages; i++)
-        fetch_step<DIM, TERMS>(k, a, b, i, buffers);
+    if (CODED) {
+        fetch_raw(k, a, b, 0, 0, room.raw[0]);
+        take_levels(a.kv, room.levels); /* before the barrier in decode_tile() */
+    } else {
+        for (uint32_t i = 0; i + 1 < stages; i++)
+            fetch_step<DIM, TERMS>(k, a, b, i, buffers);
+    }
     take_queries<DIM, TERMS>(k, a, shared); /* before the first barrier in next_step() */
     clear(w);
 #pragma unroll
@@ -357,15 +435,21 @@ static __global__ void __launch_bounds__(THREADS, 1)
         w.sees[half] = q < k.n_query ? k.s.n + q / k.rep + 1 : 0;
     }
     for (uint32_t tile = 0; tile < k.n_tile; tile++) {
-        const uint32_t at = tile % (stages / 2) * pair;
+        const uint32_t at = CODED ? 0 : tile % (stages / 2) * pair;
         uint32_t p[TERMS][4][4];
         float s[8][4], less[2];
 
-        next_step<DIM, TERMS>(k, a, b, 2 * tile, buffers);
+        if (CODED)
+            decode_tile<DIM, 0>(k, a, b, tile, room);
+        else
+            next_step<DIM, TERMS>(k, a, b, 2 * tile, buffers);
         tile_scores<DIM, TERMS>(shared, shared + room_of<DIM, TERMS>::queries + at, s);
         tile_numerators(w, tile * CU_TILE, s, less);
         as_terms<TERMS>(s, p);
-        next_step<DIM, TERMS>(k, a, b, 2 * tile + 1, buffers);
+        if (CODED)
+            decode_tile<DIM, 1>(k, a, b, tile, room);
+        else
+            next_step<DIM, TERMS>(k, a, b, 2 * tile + 1, buffers);
         tile_values<DIM, TERMS>(w, p, buffers + at + place_of<DIM>::keys, less);
         if (tile % TILES_OF_SPAN == TILES_OF_SPAN - 1 || tile + 1 == k.n_tile)
             merge_span(w, k, a, tile < TILES_OF_SPAN, tile + 1 == k.n_tile);
@@ -375,11 +459,13 @@ static __global__ void __launch_bounds__(THREADS, 1)
 /* ---- choosing
  * ------------------------------------------------------------------------------------------------------ */
 
-static uint32_t room(uint32_t dim, uint32_t n_term)
+template <int DIM> static uint32_t room(const cu_kv &kv, uint32_t n_term)
 {
-    return dim == 256    ? n_term == 1 ? room_of<256, 1>::bytes : room_of<256, 2>::bytes
-           : n_term == 1 ? room_of<128, 1>::bytes
-                         : room_of<128, 2>::bytes;
+    const uint32_t coded = raw_bytes(kv, 0) + raw_bytes(kv, 1) + KV_LEVELS * 4;
+
+    if (kv.code.kind)
+        return coded + (n_term == 1 ? room_of<DIM, 1>::raw : room_of<DIM, 2>::raw);
+    return n_term == 1 ? room_of<DIM, 1>::bytes : room_of<DIM, 2>::bytes;
 }
 
 static uint32_t most_shared(void)
@@ -394,15 +480,20 @@ static uint32_t most_shared(void)
 
 int cu_attend_many_takes(const struct cu_attention *a, const struct cu_shape *h)
 {
-    return a->kv.bf16 && (a->kv.dim == 128 || a->kv.dim == 256) &&
+    return (a->kv.bf16 || a->kv.code.kind) && (a->kv.dim == 128 || a->kv.dim == 256) &&
            h->max_seq_tok * (a->n_head / a->kv.n_kv) >= MIN_QUERIES &&
-           room(a->kv.dim, a->n_term) <= most_shared();
+           (a->kv.dim == 256 ? room<256>(a->kv, a->n_term) : room<128>(a->kv, a->n_term)) <= most_shared();
 }
 
 template <int DIM, int TERMS>
 static void launch(cudaStream_t s, const cu_attention *a, const cu_batch *b, dim3 grid)
 {
-    cu_start(s, attend_many<DIM, TERMS>, grid, THREADS, room_of<DIM, TERMS>::bytes, *a, *b);
+    const uint32_t bytes = room<DIM>(a->kv, a->n_term);
+
+    if (a->kv.code.kind)
+        cu_start(s, attend_many<DIM, TERMS, true>, grid, THREADS, bytes, *a, *b);
+    else
+        cu_start(s, attend_many<DIM, TERMS, false>, grid, THREADS, bytes, *a, *b);
 }
 
 void cu_attend_many(cudaStream_t s, const struct cu_attention *a, const struct cu_batch *b,
@@ -420,11 +511,16 @@ void cu_attend_many(cudaStream_t s, const struct cu_attention *a, const struct c
         launch<128, 2>(s, a, b, grid);
 }
 
+/* As much as a block may have: how much coded rows take is known by launch. */
 template <int DIM, int TERMS> static cudaError_t allow(void)
 {
-    return room_of<DIM, TERMS>::bytes > most_shared()
-               ? cudaSuccess
-               : cudaFuncSetAttribute(attend_many<DIM, TERMS>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+    const cudaError_t e = cudaFuncSetAttribute(
+        attend_many<DIM, TERMS, true>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)most_shared());
+
+    return e != cudaSuccess || room_of<DIM, TERMS>::bytes > most_shared()
+               ? e
+               : cudaFuncSetAttribute(attend_many<DIM, TERMS, false>,
+                                      cudaFuncAttributeMaxDynamicSharedMemorySize,
                                       (int)room_of<DIM, TERMS>::bytes);
 }
 

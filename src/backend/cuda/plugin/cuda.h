@@ -99,6 +99,7 @@ struct esp_plan {
     const float **vec0, **vec1;   /* [n_op] device copies */
     /* Offsets into device scratch. */
     size_t values_bytes, act_term, act_bytes, rope_bytes, parts_bytes, spread_bytes, logits_bytes, vec_bytes;
+    size_t kv_off, kv_bytes;          /* signs, matrix and codebooks of coded values */
     size_t input_bytes, hidden_bytes; /* rows of the tape's INPUT and HIDDEN, which no value overlaps */
     size_t input_off, hidden_off;
     size_t lora_bytes, lora_off;                /* [products of a step][max_tok][max_rank] of adapters */
@@ -193,6 +194,11 @@ struct cu_delta cuda_delta_of(const struct esp_plan *p, uint32_t layer);
 struct cu_heads cuda_heads_of(const struct esp_plan *p, const struct esp_op *op);
 struct cu_attention cuda_attention_of(const struct esp_plan *p, const struct esp_op *op);
 uint32_t cuda_rows_of(const struct esp_plan *p, esp_val v, const struct cu_shape *h);
+
+/* kv.c: tables that coded keys and values need, in the plan's memory. */
+size_t cuda_kv_bytes(const struct esp_layout *l);
+esp_status cuda_kv_upload(struct esp_plan *p, esp_error *err);
+void cuda_kv_code(const struct esp_plan *p, uint32_t layer, struct cu_kv_code *out);
 
 /* lora.c */
 /* Bring the batch's adapters into device memory; *any: it names some. */

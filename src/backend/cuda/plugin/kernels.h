@@ -212,10 +212,26 @@ void cu_gated_norm(cudaStream_t s, const float *o, const float *z, const float *
 
 /* ---- attention ---- */
 
+enum cu_kv_kind { CU_KV_PLAIN, CU_KV_AFFINE, CU_KV_TURBO };
+
+/* How rows of keys and values are codes (formats/kv.h): tables lie in device memory. */
+struct cu_kv_code {
+    uint32_t kind;        /* enum cu_kv_kind */
+    uint32_t bits[2];     /* of keys, of values */
+    uint32_t group_shift; /* logarithm of the elements of a group */
+    uint32_t tuned;
+    float norm;                  /* turbo: 1 / sqrt(dim) */
+    const float *levels, *edges; /* turbo: of values */
+    const uint32_t *signs;       /* turbo: a bit an element */
+    const int8_t *twelve;        /* turbo: [12][12] */
+};
+
 struct cu_kv {
     uint8_t *pages;
-    size_t page_bytes, layer_off, plane; /* plane: K or V of one head */
+    size_t page_bytes, layer_off;
+    uint32_t row[2]; /* bytes of a row of K, of V */
     uint32_t n_kv, dim, bf16;
+    struct cu_kv_code code;
 };
 struct cu_attention {
     struct cu_kv kv;
@@ -223,7 +239,7 @@ struct cu_attention {
     float *y;
     float *parts;                /* [row][n_head][max_span][dim + 2] for split rows */
     uint32_t n_head, part_spans; /* spans that parts has room for */
-    uint32_t n_term; /* of bf16 that queries and probabilities are made of with a bf16 cache: 1, 2 */
+    uint32_t n_term; /* of bf16 that queries and probabilities are made of unless the cache is f32: 1, 2 */
 };
 enum {
     CU_SPLIT_TOKENS = 16
@@ -259,6 +275,10 @@ cudaError_t cu_attend_many_setup(void);
 /* Before the first launch with heads of this size: shared-memory limits. Fails where the device has too
  * little. */
 cudaError_t cu_attend_setup(uint32_t dim);
+/* The same for a layer of coded rows. */
+cudaError_t cu_attend_coded_setup(const struct cu_attention *a);
+/* Bring finished rows of attention over rotated values back, in place: y [n_tok][n_head][dim]. */
+void cu_unrotate(cudaStream_t s, const struct cu_attention *a, uint32_t n_tok);
 cudaError_t cu_delta_setup(uint32_t dk);
 cudaError_t cu_linear_setup_bf16(void); /* these five only where tiled kernels run */
 cudaError_t cu_linear_setup_q2(void);

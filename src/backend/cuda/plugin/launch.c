@@ -213,14 +213,17 @@ void cuda_launch_logits(const struct esp_plan *p, const struct cuda_step *s, uin
 struct cu_kv cuda_kv_of(const struct esp_plan *p, uint32_t layer)
 {
     const struct esp_layout *l = &p->pools.layout;
+    const struct esp_layout_kv *a = &l->layers[layer];
+    struct cu_kv kv = {.pages = cuda_mem(p->pools.pages),
+                       .page_bytes = l->page_bytes,
+                       .layer_off = a->off,
+                       .row = {a->k_row, a->v_row},
+                       .n_kv = l->n_kv_head,
+                       .dim = l->head_dim,
+                       .bf16 = a->scheme.kind == ESP_KV_KIND_BF16};
 
-    return (struct cu_kv){.pages = cuda_mem(p->pools.pages),
-                          .page_bytes = l->page_bytes,
-                          .layer_off = layer * l->page_layer,
-                          .plane = l->kv_plane,
-                          .n_kv = l->n_kv_head,
-                          .dim = l->head_dim,
-                          .bf16 = l->kv == ESP_KV_BF16};
+    cuda_kv_code(p, layer, &kv.code);
+    return kv;
 }
 
 struct cu_delta cuda_delta_of(const struct esp_plan *p, uint32_t layer)

@@ -58,6 +58,9 @@ static esp_status check_shapes(const struct esp_tape *t, const struct esp_layout
             return esp_fail(err, ESP_EUNSUPPORTED,
                             "cuda: op %u (%s) with rows of %u; multiples of 8 are supported", i,
                             esp_op_name(op->kind), dim);
+        if (op->kind == ESP_OP_ATTEND && l->kv_start)
+            return esp_fail(err, ESP_EUNSUPPORTED,
+                            "cuda: kv_start %u; coded caches have no exact positions there", l->kv_start);
         if (op->kind == ESP_OP_ATTEND && op->n_head / l->n_kv_head > QUERIES)
             return esp_fail(err, ESP_EUNSUPPORTED,
                             "cuda: %u query heads to a KV head; at most %d are supported",
@@ -350,7 +353,9 @@ static esp_status lay_out(struct esp_plan *p, esp_error *err)
     p->hidden_off = p->input_off + p->input_bytes;
     p->lora_off = p->hidden_off + p->hidden_bytes;
     p->lora_bytes = lora_bytes(p);
-    p->scratch_bytes = p->lora_off + p->lora_bytes;
+    p->kv_off = p->lora_off + p->lora_bytes;
+    p->kv_bytes = pad(cuda_kv_bytes(&p->pools.layout));
+    p->scratch_bytes = p->kv_off + p->kv_bytes;
     return ESP_OK;
 }
 
@@ -411,6 +416,18 @@ static esp_status set_up_kernels(const struct esp_plan *p, esp_error *err)
         return esp_fail(err, ESP_EUNSUPPORTED, "%s has too little shared memory for attention heads of %u",
                         p->dev->base.name, l->head_dim);
     }
+    for (uint32_t i = 0; i < p->tape->n_op; i++) {
+        const struct esp_op *op = &p->tape->ops[i];
+        const struct cu_attention a =
+            op->kind == ESP_OP_ATTEND ? cuda_attention_of(p, op) : (struct cu_attention){.n_head = 0};
+
+        if (a.kv.code.kind && cu_attend_coded_setup(&a) != cudaSuccess) {
+            cudaGetLastError();
+            return esp_fail(err, ESP_EUNSUPPORTED,
+                            "%s has too little shared memory for coded keys and values of heads of %u",
+                            p->dev->base.name, l->head_dim);
+        }
+    }
     if (l->n_delta && (cu_delta_setup(l->dk) != cudaSuccess || cu_delta_one_setup() != cudaSuccess)) {
         cudaGetLastError();
         return esp_fail(err, ESP_EUNSUPPORTED,
@@ -441,7 +458,8 @@ static esp_status allocate(struct esp_plan *p, esp_error *err)
                                      .pages = (void *)(at + b->pages),
                                      .out_rows = (void *)(at + b->out_rows)};
     ESP_TRY(set_up_kernels(p, err));
-    return upload(p, err);
+    ESP_TRY(upload(p, err));
+    return cuda_kv_upload(p, err);
 }
 
 void cuda_plan_free(struct esp_plan *p)
