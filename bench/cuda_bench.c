@@ -8,9 +8,10 @@
  *
  * A trellis format is that of feed-forward matrices, as published models have it: gate and up along their
  * inputs, down along its outputs; all other matrices are affine4. BENCH_SECONDS=n begins no model after n
- * seconds. BENCH_ONLY=decode, prefill, drafts or caches times one of them; caches are decode steps of one row behind
- * BENCH_BEHIND positions (32768) with the schemes of BENCH_KV ("bf16 turbo:k8v3 q8"), which only that word asks for.
- * BENCH_PROFILE=decode or prefill only runs a few steps, for a profiler. A short table comes last.
+ * seconds. BENCH_ONLY=decode, prefill, drafts or caches times one of them; caches are decode steps of one row
+ * behind BENCH_BEHIND positions (32768) with the schemes of BENCH_KV ("bf16 turbo:k8v3 q8"), which only that
+ * word asks for. BENCH_PROFILE=decode or prefill only runs a few steps, for a profiler. A short table comes
+ * last.
  *
  * SPDX-License-Identifier: MIT
  */

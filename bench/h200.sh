@@ -10,7 +10,7 @@ set -u
 cd "$(dirname "$0")/.." || exit 2
 verb=${1:-} dir=${2:-}
 [ -n "$dir" ] || { echo "usage: bench/h200.sh pack|run DIR" >&2; exit 2; }
-programs='test_cuda_ops test_cuda_open test_cuda_coded test_cuda_kv test_state_oracle test_model_tiny_text test_model_mtp test_engine_demo test_engine_spec test_engine_adapter test_engine_schemes bench_cuda espalier'
+programs='test_cuda_ops test_cuda_open test_cuda_coded test_cuda_kv test_state_oracle test_model_tiny_text test_model_mtp test_engine_demo test_engine_spec test_engine_adapter test_engine_schemes test_engine_few bench_cuda espalier'
 
 if [ "$verb" = pack ]; then
     cmake --preset cuda -DESPALIER_CUDA_ARCHS=90a >/dev/null || exit 1
@@ -66,6 +66,7 @@ if [ -z "${SKIP_CHECKS:-}" ]; then # side by side: most of their time is the CPU
     ops coded_cuts test_coded_cuts &
     check kv 120 env ESPALIER_TEST_SKIP_CPU=1 "$dir/test_cuda_kv" &
     check schemes 120 env ESPALIER_TEST_DEVICE=cuda "$dir/test_engine_schemes" &
+    check few 60 env ESPALIER_TEST_DEVICE=cuda "$dir/test_engine_few" &
     check open 20 env -u ESPALIER_CUDA_LIBRARY "$dir/test_cuda_open" &
     check coded 20 "$dir/test_cuda_coded" &
     check tiny_text 60 env ESPALIER_TEST_DEVICE=cuda "$dir/test_model_tiny_text" &

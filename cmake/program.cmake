@@ -57,7 +57,7 @@ target_link_libraries(espalier_cuda_double PRIVATE espalier_static espalier_obje
 target_link_options(espalier_cuda_double PRIVATE -Wl,--exclude-libs,ALL)
 target_compile_definitions(test_program_device PRIVATE ESP_CUDA_DOUBLE="$<TARGET_FILE:espalier_cuda_double>")
 add_dependencies(test_program_device espalier_cuda_double)
-foreach(short spec spec_state adapter) # drafts where memory is not the host's own
+foreach(short spec spec_state adapter few) # drafts where memory is not the host's own
     add_test(NAME engine.${short}_device COMMAND test_engine_${short} WORKING_DIRECTORY ${CMAKE_CURRENT_SOURCE_DIR})
     set_tests_properties(engine.${short}_device PROPERTIES TIMEOUT 900 ENVIRONMENT
                          "ESPALIER_TEST_DEVICE=cuda;ESPALIER_CUDA_LIBRARY=$<TARGET_FILE:espalier_cuda_double>")

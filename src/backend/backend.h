@@ -92,6 +92,11 @@ struct esp_backend_ops {
      * ESP_EINVAL. */
     esp_status (*run)(struct esp_plan *p, const struct esp_batch *b, esp_error *err);
     esp_status (*wait)(struct esp_dev *d, esp_error *err);
+    /*
+     * Row `row` of the logits of p's last run, which asked for few and has been waited for. NULL: batches
+     * ask for no few.
+     */
+    esp_status (*logits)(struct esp_plan *p, uint32_t row, float *out, esp_error *err);
     /* Bytes that alloc() can still take, and those of the whole device. NULL: it takes the host's memory. */
     esp_status (*memory)(struct esp_dev *d, uint64_t *left, uint64_t *total, esp_error *err);
     /* Bytes of a tape's weights in the device's memory, without taking any. NULL: they stay where they are.

@@ -70,10 +70,12 @@ static esp_status allocate(struct esp_engine *g, esp_error *err)
     g->step_rows = esp_alloc_array(o->rows, sizeof *g->step_rows);
     n_row = (size_t)o->rows + esp_spec_max_drafts(o);
     g->logits = esp_alloc_array(n_row * net->tape.n_vocab, sizeof *g->logits);
+    if (g->dev->ops->logits)
+        g->few = esp_alloc_array(n_row < ESP_FEW_ROWS ? n_row : ESP_FEW_ROWS, sizeof *g->few);
     g->allowed = esp_alloc_array(((size_t)net->tape.n_vocab + 63) / 64, sizeof *g->allowed);
     g->events = esp_alloc_array((size_t)o->max_seqs * 2 + n_row + ESP_LIMIT_FORCED, sizeof *g->events);
     if (!g->ids || !g->pos || !g->out_rows || !g->batch_seqs || !g->batch_owner || !g->step_rows ||
-        !g->logits || !g->allowed || !g->events)
+        !g->logits || !g->allowed || !g->events || (g->dev->ops->logits && !g->few))
         return esp_fail(err, ESP_ENOMEM, "engine: out of memory");
     ESP_TRY(esp_spec_open(g, err));
     esp_cache_identify(g, &g->identity);
@@ -129,6 +131,7 @@ void esp_engine_close(esp_engine *g)
     esp_free(g->batch_owner);
     esp_free(g->step_rows);
     esp_free(g->logits);
+    esp_free(g->few);
     esp_free(g->allowed);
     esp_free(g->events);
     esp_free(g);

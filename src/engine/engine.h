@@ -138,6 +138,9 @@ struct esp_engine {
     struct esp_seq **batch_owner;
     struct esp_seq **step_rows;   /* [rows] those of one pending token */
     float *logits;                /* [rows + drafts][n_vocab] */
+    struct esp_few *few;          /* [rows + drafts, at most ESP_FEW_ROWS]; NULL: the device gives none */
+    bool few_now;                 /* this step's rows are few and not logits */
+    uint64_t n_few, n_whole;      /* tokens drawn from few, rows fetched although few were there */
     uint64_t *allowed;            /* [(n_vocab + 63) / 64] of the row under a constraint that is looked at */
     struct pending_event *events; /* [2 * max_seqs + rows + drafts + ESP_LIMIT_FORCED] */
     uint32_t n_event, first_event;

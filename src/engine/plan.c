@@ -211,7 +211,8 @@ static esp_status fill_plan(const struct esp_model *m, const esp_engine_opts *o,
 {
     struct esp_engine_shape shape;
     const struct esp_layout *l = &shape.layout;
-    const uint64_t logits = (uint64_t)o->rows * m->net->tape.n_vocab * sizeof(float);
+    const uint64_t logits = (uint64_t)o->rows * m->net->tape.n_vocab * sizeof(float) +
+                            (dev->ops->logits ? o->rows * sizeof(struct esp_few) : 0);
     size_t scratch;
 
     ESP_TRY(esp_engine_shape(m, o, &shape, err));

@@ -15,6 +15,7 @@
 
 struct step {
     struct esp_batch batch;
+    bool few; /* some row's token may come from its greatest logits */
     uint32_t n_tok[ESP_ROW_KINDS];
 };
 
@@ -72,6 +73,7 @@ static void want_logits(struct esp_engine *g, struct step *st, struct esp_seq *s
     struct esp_batch *b = &st->batch;
 
     s->step_row = b->n_out;
+    st->few |= !s->opts.logprobs && esp_sampler_needs_few(s->sampler);
     for (uint32_t i = 0; i < n; i++)
         g->out_rows[b->n_out++] = b->n_tok - n + i;
 }
@@ -231,6 +233,8 @@ static void build(struct esp_engine *g, struct step *st)
     st->batch.seqs = g->batch_seqs;
     st->batch.out_rows = g->out_rows;
     st->batch.logits = g->logits;
+    g->few_now = g->few && st->few && st->batch.n_out <= ESP_FEW_ROWS;
+    st->batch.few = g->few_now ? g->few : NULL;
     st->batch.hidden = g->spec.hidden;
 }
 

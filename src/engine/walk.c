@@ -107,9 +107,44 @@ uint32_t esp_engine_force(struct esp_engine *g, struct esp_seq *s, uint32_t most
     return i;
 }
 
-/* The next token of s: decided, or drawn from a row of logits. *end: nothing more comes, whatever *id is. */
-static esp_status choose(struct esp_engine *g, struct esp_seq *s, const float *logits, uint32_t *id,
-                         bool *end, esp_error *err)
+/* A row of the step's logits, *out; from the device where only its greatest ones came. */
+static esp_status whole_row(struct esp_engine *g, uint32_t row, const float **out, esp_error *err)
+{
+    float *logits = g->logits + (size_t)row * g->model->net->tape.n_vocab;
+
+    if (g->few_now) {
+        ESP_TRY(g->dev->ops->logits(g->plan, row, logits, err));
+        g->n_whole++;
+    }
+    *out = logits;
+    return ESP_OK;
+}
+
+/* Draw from a row; *logits is set where the whole of it was needed. */
+static esp_status draw(struct esp_engine *g, struct esp_seq *s, uint32_t row, const uint64_t *allowed,
+                       const float **logits, struct esp_sample_result *r, esp_error *err)
+{
+    const uint64_t at = esp_sampler_n_generated(s->sampler);
+
+    if (g->few_now && !s->opts.logprobs) {
+        const struct esp_few *x = &g->few[row];
+        const struct esp_sample_few few = {x->n, x->id, x->value};
+
+        if (esp_sampler_draw_few(s->sampler, &few, allowed, at, r)) {
+            g->n_few++;
+            return ESP_OK;
+        }
+    }
+    ESP_TRY(whole_row(g, row, logits, err));
+    return esp_sampler_draw(s->sampler, *logits, allowed, at, r, err);
+}
+
+/*
+ * The next token of s: decided, or drawn from a row of logits, which *logits then may be. *end: nothing
+ * more comes, whatever *id is.
+ */
+static esp_status choose(struct esp_engine *g, struct esp_seq *s, uint32_t row, const float **logits,
+                         uint32_t *id, bool *end, esp_error *err)
 {
     struct esp_sample_result r;
     enum esp_constraint_state state;
@@ -125,7 +160,7 @@ static esp_status choose(struct esp_engine *g, struct esp_seq *s, const float *l
     *end = state == ESP_CONSTRAINT_ENDED;
     if (*end)
         return ESP_OK;
-    ESP_TRY(esp_sampler_draw(s->sampler, logits, allowed, esp_sampler_n_generated(s->sampler), &r, err));
+    ESP_TRY(draw(g, s, row, allowed, logits, &r, err));
     *id = r.id;
     *end = !s->opts.sampling.ignore_end && esp_token_is_end(g->model, (esp_token)r.id);
     return ESP_OK;
@@ -134,19 +169,21 @@ static esp_status choose(struct esp_engine *g, struct esp_seq *s, const float *l
 /* Take the next token of s from a row of logits; how s goes on. The caller sees to esp_engine_finish(). */
 static esp_finish sample(struct esp_engine *g, struct esp_seq *s, uint32_t row)
 {
-    const float *logits = g->logits + (size_t)row * g->model->net->tape.n_vocab;
+    const float *logits = NULL;
     esp_error err;
     uint32_t id;
     bool end;
 
     if (s->first_at == 0)
         s->first_at = esp_engine_now();
-    if (choose(g, s, logits, &id, &end, &err) != ESP_OK)
+    if (choose(g, s, row, &logits, &id, &end, &err) != ESP_OK)
         return failed(g, s, &err);
     if (end)
         return esp_engine_push_event(g, s, -1, ESP_FINISH_END)->event.finish;
     if (s->n_token == g->opts.context) /* no place for it, so its text would not be part of the sequence */
         return esp_engine_push_event(g, s, -1, ESP_FINISH_LENGTH)->event.finish;
+    if (s->opts.logprobs && !logits && whole_row(g, row, &logits, &err) != ESP_OK)
+        return failed(g, s, &err); /* the constraint decided, the logits are wanted all the same */
     return take(g, s, id, s->opts.logprobs ? logits : NULL);
 }
 

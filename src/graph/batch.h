@@ -28,6 +28,17 @@ struct esp_batch_seq {
     float lora_scale[ESP_LORA_STACK];                /* factor on every scale of that set */
 };
 
+/*
+ * The greatest logits of a row: all ids whose logit is at least the least one here, in any order. n = 0: the
+ * row has a NaN or +inf, or too many equal values.
+ */
+enum { ESP_FEW = 512, ESP_FEW_ROWS = 128 };
+struct esp_few {
+    uint32_t n;
+    uint32_t id[ESP_FEW];
+    float value[ESP_FEW];
+};
+
 /* Called after an op that writes a named value, on one thread: rows [n_row][width] f32, valid during the
  * call. */
 typedef void (*esp_tap_fn)(void *user, const char *name, const float *rows, uint32_t n_row, uint32_t width);
@@ -41,9 +52,12 @@ struct esp_batch {
     uint32_t n_out;
     const uint32_t *out_rows; /* [n_out] ascending token indices whose logits are wanted */
     float *logits;            /* [n_out][n_vocab] */
-    const float *input;       /* [n_tok][width of the tape's INPUT]; only for tapes that have one */
-    float *hidden;            /* [n_tok][width of the tape's HIDDEN]; NULL: not wanted */
-    esp_tap_fn tap;           /* NULL: no taps */
+    struct esp_few
+        *few; /* [n_out], at most ESP_FEW_ROWS: wanted instead of logits, of which single rows may be asked
+                                 for afterwards. NULL: not wanted; only for backends that can */
+    const float *input; /* [n_tok][width of the tape's INPUT]; only for tapes that have one */
+    float *hidden;      /* [n_tok][width of the tape's HIDDEN]; NULL: not wanted */
+    esp_tap_fn tap;     /* NULL: no taps */
     void *tap_user;
 };
 

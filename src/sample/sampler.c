@@ -184,13 +184,25 @@ static float ban_end_tokens(const struct esp_sampler *s)
     for (size_t i = 0; i < s->p.n_end; i++)
         esp_sample_work_set(w, s->end_ids[i], -INFINITY);
     max = esp_sample_work_max(w);
-    if (max > -INFINITY)
+    if (max > -INFINITY || !w->whole)
         return max;
     for (size_t i = 0; i < s->p.n_end; i++) {
         w->logit[s->end_ids[i]] = saved[i];
         w->dirty[s->end_ids[i] / ESP_SAMPLE_BLOCK] = 1;
     }
     return esp_sample_work_max(w);
+}
+
+/* What parameters and history change of the loaded row; its greatest value. */
+static float edit(const struct esp_sampler *s)
+{
+    add_bias(s);
+    add_penalties(s);
+    if (s->dry.multiplier > 0)
+        esp_sample_dry_apply(&s->dry, &s->history, s->work);
+    if (s->p.n_end && (uint64_t)s->history.n_generated < (uint64_t)s->p.min_tokens)
+        return ban_end_tokens(s);
+    return esp_sample_work_max(s->work);
 }
 
 /* The processed row into s->work; *max is its greatest value and finite. */
@@ -209,30 +221,21 @@ static esp_status process(const struct esp_sampler *s, const float *logits, cons
     if (!(raw > -INFINITY))
         return esp_fail(err, ESP_ENUMERIC, "logits: -inf at index 0 and at every other of %" PRIu32,
                         w->n_vocab);
-    add_bias(s);
-    add_penalties(s);
-    if (s->dry.multiplier > 0)
-        esp_sample_dry_apply(&s->dry, &s->history, w);
-    if (s->p.n_end && (uint64_t)s->history.n_generated < (uint64_t)s->p.min_tokens)
-        *max = ban_end_tokens(s);
-    else
-        *max = esp_sample_work_max(w);
+    *max = edit(s);
     if (!(*max > -INFINITY))
         return esp_fail(err, ESP_ESTATE, "sampler: mask and logit_bias allow none of the %" PRIu32 " tokens",
                         w->n_vocab);
     return ESP_OK;
 }
 
-esp_status esp_sampler_draw(const struct esp_sampler *s, const float *logits, const uint64_t *allowed,
-                            uint64_t position, struct esp_sample_result *out, esp_error *err)
+/* From the processed row in s->work to an id. */
+static void pick(const struct esp_sampler *s, float max, uint64_t position, struct esp_sample_result *out)
 {
     struct esp_rng_key key = {.seed = s->p.seed, .choice = s->p.choice, .position = position};
-    float max = 0;
 
-    ESP_TRY(process(s, logits, allowed, &max, err));
     if (s->p.temperature == 0) {
         *out = (struct esp_sample_result){.id = esp_sample_work_first(s->work, max), .n_kept = 1};
-        return ESP_OK;
+        return;
     }
     esp_sample_work_select(s->work, &s->p, max);
     if (s->p.xtc_probability > 0) {
@@ -244,7 +247,53 @@ esp_status esp_sampler_draw(const struct esp_sampler *s, const float *logits, co
     }
     out->id = esp_sample_work_pick(s->work, esp_rng_uniform(&key));
     out->n_kept = s->work->n_kept;
+}
+
+esp_status esp_sampler_draw(const struct esp_sampler *s, const float *logits, const uint64_t *allowed,
+                            uint64_t position, struct esp_sample_result *out, esp_error *err)
+{
+    float max = 0;
+
+    ESP_TRY(process(s, logits, allowed, &max, err));
+    pick(s, max, position, out);
     return ESP_OK;
+}
+
+/* ---- from the greatest values ---- */
+
+/* Whether no edit can raise a logit: only then do ids that are not among the greatest stay out. */
+static bool only_lowers(const struct esp_sample_params *p)
+{
+    for (size_t i = 0; i < p->n_bias; i++)
+        if (p->bias[i].bias > 0)
+            return false;
+    return p->repetition_penalty >= 1 && p->presence_penalty >= 0 && p->frequency_penalty >= 0;
+}
+
+bool esp_sampler_needs_few(const struct esp_sampler *s)
+{
+    return (s->p.temperature == 0 || s->p.top_k > 0) && only_lowers(&s->p);
+}
+
+bool esp_sampler_draw_few(const struct esp_sampler *s, const struct esp_sample_few *few,
+                          const uint64_t *allowed, uint64_t position, struct esp_sample_result *out)
+{
+    const int64_t want = s->p.temperature == 0 ? 1 : s->p.top_k;
+    float least = few->n ? few->value[0] : 0, max;
+    int64_t have = 0;
+
+    if (few->n < want || !esp_sampler_needs_few(s))
+        return false;
+    esp_sample_work_load_few(s->work, few, allowed);
+    max = edit(s);
+    for (uint32_t i = 0; i < few->n; i++)
+        least = few->value[i] < least ? few->value[i] : least;
+    for (uint32_t i = 0; i < few->n; i++)
+        have += s->work->logit[few->id[i]] >= least;
+    if (have < want || !(max > -INFINITY) || !(least > -INFINITY))
+        return false;
+    pick(s, max, position, out);
+    return true;
 }
 
 esp_status esp_sampler_process(const struct esp_sampler *s, const float *logits, const uint64_t *allowed,

@@ -136,6 +136,25 @@ struct esp_sample_result {
 esp_status esp_sampler_draw(const struct esp_sampler *s, const float *logits, const uint64_t *allowed,
                             uint64_t position, struct esp_sample_result *out, esp_error *err);
 
+/*
+ * The same draw from the greatest values of a row: n ids, at least all whose logit is that of the least one
+ * here. False: they do not suffice (or the parameters ask for more of a row than its greatest values, or the
+ * draw fails), so esp_sampler_draw() needs the whole row. True: *out is what it would have given.
+ *
+ * Why they suffice: edits that only lower leave every other id below the least value here, and a draw that is
+ * greedy or has a top_k looks at the k greatest alone; so it is enough that k of these ids still have that
+ * least value.
+ */
+struct esp_sample_few {
+    uint32_t n;
+    const uint32_t *id;
+    const float *value; /* [n] finite or -inf */
+};
+bool esp_sampler_draw_few(const struct esp_sampler *s, const struct esp_sample_few *few,
+                          const uint64_t *allowed, uint64_t position, struct esp_sample_result *out);
+/* Whether the parameters allow that at all. */
+bool esp_sampler_needs_few(const struct esp_sampler *s);
+
 /* The logits as the temperature step would see them, banned ids -inf, into out [n_vocab]. Errors as for draw.
  */
 esp_status esp_sampler_process(const struct esp_sampler *s, const float *logits, const uint64_t *allowed,

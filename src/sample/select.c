@@ -17,7 +17,7 @@
 #include "base/mem.h"
 #include "sample/exp.h"
 
-enum { B = ESP_SAMPLE_BLOCK, HEAP_MAX = 128 };
+enum { B = ESP_SAMPLE_BLOCK, HEAP_MAX = 128, UNKNOWN = 2 /* of dirty */ };
 #define MIN_EXPONENT                                                                                         \
     (-60.0) /* e^-60 * ESP_LIMIT_VOCAB < 2^-53: all such weights together are less than a step of u */
 
@@ -117,6 +117,7 @@ void esp_sample_work_load(struct esp_sample_work *w, const float *logits, const 
 {
     *raw_max = -INFINITY;
     *bad = w->n_vocab;
+    w->whole = true;
     for (uint32_t b = 0; b < w->n_blocks; b++) {
         float *x = w->logit + (size_t)b * B;
         uint32_t n = w->n_vocab - b * B < B ? w->n_vocab - b * B : B;
@@ -143,6 +144,26 @@ void esp_sample_work_load(struct esp_sample_work *w, const float *logits, const 
     }
 }
 
+void esp_sample_work_load_few(struct esp_sample_work *w, const struct esp_sample_few *few,
+                              const uint64_t *allowed)
+{
+    w->whole = false;
+    memset(w->dirty, UNKNOWN, w->n_blocks);
+    for (uint32_t b = 0; b < w->n_blocks; b++)
+        w->block_max[b] = -INFINITY;
+    for (uint32_t i = 0; i < few->n; i++) {
+        const uint32_t id = few->id[i];
+
+        ESP_ASSERT(id < w->n_vocab);
+        if (w->dirty[id / B] & UNKNOWN)
+            for (uint32_t j = 0; j < B; j++)
+                w->logit[id / B * B + j] = -INFINITY;
+        w->dirty[id / B] = 1;
+        if (!allowed || allowed[id / 64] >> (id % 64) & 1)
+            w->logit[id] = few->value[i];
+    }
+}
+
 float esp_sample_saturate(double x)
 {
     return x > (double)FLT_MAX ? FLT_MAX : x < -(double)FLT_MAX ? -FLT_MAX : (float)x;
@@ -150,7 +171,7 @@ float esp_sample_saturate(double x)
 
 void esp_sample_work_set(struct esp_sample_work *w, uint32_t id, float value)
 {
-    if (w->logit[id] > -INFINITY) {
+    if (!(w->dirty[id / B] & UNKNOWN) && w->logit[id] > -INFINITY) {
         w->logit[id] = value;
         w->dirty[id / B] = 1;
     }
@@ -161,9 +182,10 @@ float esp_sample_work_max(struct esp_sample_work *w)
     float max = -INFINITY;
 
     for (uint32_t b = 0; b < w->n_blocks; b++) {
-        if (w->dirty[b])
+        if (w->dirty[b] == 1) {
             w->block_max[b] = block_max(w->logit + (size_t)b * B);
-        w->dirty[b] = 0;
+            w->dirty[b] = 0;
+        }
         max = w->block_max[b] > max ? w->block_max[b] : max;
     }
     return max;

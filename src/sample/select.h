@@ -21,7 +21,9 @@ struct esp_sample_work {
     void *memory;     /* one block behind all arrays */
     float *logit;     /* [n_blocks][64], padded with -inf */
     float *block_max; /* [n_blocks] */
-    uint8_t *dirty;   /* [n_blocks] block_max is out of date */
+    uint8_t *dirty;   /* [n_blocks] block_max is out of date (1), nothing of the block is known (2) */
+
+    bool whole; /* all of a row was loaded */
 
     uint32_t n_kept;
     uint32_t *id;    /* [n_kept] ascending */
@@ -34,7 +36,7 @@ struct esp_sample_work {
 
 /* An edit saturates: it never turns a finite logit into a ban or an infinity. */
 float esp_sample_saturate(double x);
-/* Change one logit; banned ids (-inf) stay banned. */
+/* Change one logit; banned ids (-inf) stay banned, unknown ones unknown. */
 void esp_sample_work_set(struct esp_sample_work *w, uint32_t id, float value);
 /*
  * Copy logits in, banning ids outside allowed (may be NULL). *raw_max is the greatest before the mask. *bad
@@ -42,6 +44,12 @@ void esp_sample_work_set(struct esp_sample_work *w, uint32_t id, float value);
  */
 void esp_sample_work_load(struct esp_sample_work *w, const float *logits, const uint64_t *allowed,
                           float *raw_max, uint32_t *bad);
+/*
+ * Instead of a row, the n values of these ids; every other id is as if banned and stays so. Those outside
+ * allowed are banned too.
+ */
+void esp_sample_work_load_few(struct esp_sample_work *w, const struct esp_sample_few *few,
+                              const uint64_t *allowed);
 /* The greatest logit, after bringing block_max up to date. */
 float esp_sample_work_max(struct esp_sample_work *w);
 /* Lowest id whose logit equals max. */

@@ -1,8 +1,8 @@
 /*
- * Coded keys and values by themselves: a tape that appends rows of the batch to a coded cache and attends over
- * it. The bytes in the pages are those of formats/kv.c, whatever the rows hold; attention is compared with sums
- * in f64 over what these bytes decode to, and the result does not depend on how rows are cut into passes. The
- * same runs on the CPU first, which says that the test itself is right.
+ * Coded keys and values by themselves: a tape that appends rows of the batch to a coded cache and attends
+ * over it. The bytes in the pages are those of formats/kv.c, whatever the rows hold; attention is compared
+ * with sums in f64 over what these bytes decode to, and the result does not depend on how rows are cut into
+ * passes. The same runs on the CPU first, which says that the test itself is right.
  *
  * SPDX-License-Identifier: MIT
  */
@@ -264,7 +264,10 @@ static float *ordinary(uint32_t n, uint32_t width, uint32_t dim)
     return x;
 }
 
-/* Rows that no model should have: any bits, groups that are constant, narrow, far from zero, zeros of both signs. */
+/*
+ * Rows that no model should have: any bits, groups that are constant, narrow, far from zero, zeros of both
+ * signs.
+ */
 static float *hostile(uint32_t n, uint32_t width)
 {
     static const float odd[] = {0.0f,     -0.0f,     65504,  -70000, 1e30f,
@@ -373,8 +376,8 @@ static void test_cpu(void **unused)
 }
 
 /*
- * Two terms of queries and probabilities know 16 bits of them, one 8: a probability is off by 2^-17 or 2^-9 of
- * itself, a score of some units by as much of its size, which the exponential hands on.
+ * Two terms of queries and probabilities know 16 bits of them, one 8: a probability is off by 2^-17 or 2^-9
+ * of itself, a score of some units by as much of its size, which the exponential hands on.
  */
 static void test_device_two_terms(void **unused)
 {

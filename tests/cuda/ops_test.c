@@ -255,8 +255,8 @@ static void look_away(void *user, const char *name, const float *rows, uint32_t 
 }
 
 /*
- * Logits of sequence 0 over n tokens in passes of `cut`, with `others` further sequences running along. With a
- * tap ops run one by one.
+ * Logits of sequence 0 over n tokens in passes of `cut`, with `others` further sequences running along. With
+ * a tap ops run one by one.
  */
 static void run_cut(struct test_net *t, uint32_t n, uint32_t cut, uint32_t others, esp_tap_fn tap, float *out)
 {

@@ -4,7 +4,8 @@
  * arrivals, in any cut, from a cached prefix, from files of an engine before, with every drafter, put back
  * and resumed, on one thread and on two. All caches share one folder: what one scheme kept is never
  * another's. A few schemes and schedules by default; every scheme with ESPALIER_TEST_LONG, of which K/N runs
- * a share. With ESPALIER_TEST_DEVICE it runs there. What cannot be combined is refused by name, when an engine opens.
+ * a share. With ESPALIER_TEST_DEVICE it runs there. What cannot be combined is refused by name, when an
+ * engine opens.
  *
  * SPDX-License-Identifier: MIT
  */

@@ -20,7 +20,7 @@ struct esp_cuda_key {
 
 static inline struct esp_cuda_key esp_cuda_key(void)
 {
-    return (struct esp_cuda_key){.revision = 2,
+    return (struct esp_cuda_key){.revision = 3,
                                  .n_op = ESP_OP_COUNT,
                                  .n_format = ESP_FORMAT_COUNT,
                                  .ops_bytes = sizeof(struct esp_backend_ops),

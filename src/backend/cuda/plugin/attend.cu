@@ -113,8 +113,8 @@ struct tensor_shared { /* offsets in bytes */
 };
 
 /*
- * Coded rows: as few terms as there are, and values only where they are small, so that two blocks or three fit a
- * multiprocessor; others are read from the page, which is in the L2 cache by then.
+ * Coded rows: as few terms as there are, and values only where they are small, so that two blocks or three
+ * fit a multiprocessor; others are read from the page, which is in the L2 cache by then.
  */
 static __host__ __device__ __forceinline__ tensor_shared tensor_layout(const cu_kv &kv, uint32_t n_term)
 {

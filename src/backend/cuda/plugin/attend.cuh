@@ -86,9 +86,9 @@ static __device__ __forceinline__ float *part_at(const cu_attention &a, uint32_t
 }
 
 /*
- * Merging all partials of a (token, head) by a block of MERGE_THREADS: merge_factors() of many spans at once, as a
- * largest score so far is a prefix, then the sums in ascending order with their loads some spans ahead. The bits
- * are those of merge_factors() and merged() span after span.
+ * Merging all partials of a (token, head) by a block of MERGE_THREADS: merge_factors() of many spans at once,
+ * as a largest score so far is a prefix, then the sums in ascending order with their loads some spans ahead.
+ * The bits are those of merge_factors() and merged() span after span.
  */
 enum {
     MERGE_THREADS = 128,
@@ -101,7 +101,10 @@ struct merge_room {
     float l[MERGE_THREADS], top[MERGE_THREADS / 32];
 };
 
-/* Factors of spans [first, first + MERGE_THREADS) to the room; m: the largest score of those before, updated. */
+/*
+ * Factors of spans [first, first + MERGE_THREADS) to the room; m: the largest score of those before,
+ * updated.
+ */
 static __device__ __forceinline__ void chunk_factors(const float *part, uint32_t stride, uint32_t dim,
                                                      uint32_t n, merge_room *room, float *m)
 {

@@ -1,10 +1,10 @@
 /*
- * Attention of many rows over a bf16 or coded cache: a block takes 128 queries of one KV head (the heads that share it
- * and successive tokens), a warp 16 of them, and walks the context in tiles of CU_TILE positions that arrive
- * in shared memory some steps ahead. Scores, numerators and a span's sums stay in registers; sums of finished
- * spans wait where the result goes. Coded rows arrive as they lie in the page and are decoded from there into
- * the tile, once for all queries. The operations and their order are those of attend.cu, so the bits are
- * those of small steps.
+ * Attention of many rows over a bf16 or coded cache: a block takes 128 queries of one KV head (the heads that
+ * share it and successive tokens), a warp 16 of them, and walks the context in tiles of CU_TILE positions
+ * that arrive in shared memory some steps ahead. Scores, numerators and a span's sums stay in registers; sums
+ * of finished spans wait where the result goes. Coded rows arrive as they lie in the page and are decoded
+ * from there into the tile, once for all queries. The operations and their order are those of attend.cu, so
+ * the bits are those of small steps.
  *
  * SPDX-License-Identifier: MIT
  */
@@ -355,8 +355,8 @@ template <int DIM> static __device__ __forceinline__ void clear(sums<DIM> &w)
 }
 
 /*
- * Merge the span into what a.y holds of the spans before, `first`: nothing yet; last: the result. Sums come in
- * batches, each asked for before the one ahead of it is stored.
+ * Merge the span into what a.y holds of the spans before, `first`: nothing yet; last: the result. Sums come
+ * in batches, each asked for before the one ahead of it is stored.
  */
 template <int DIM>
 static __device__ __forceinline__ void merge_span(sums<DIM> &w, const walk &k, const cu_attention &a,

@@ -99,6 +99,7 @@ struct esp_plan {
     const float **vec0, **vec1;   /* [n_op] device copies */
     /* Offsets into device scratch. */
     size_t values_bytes, act_term, act_bytes, rope_bytes, parts_bytes, spread_bytes, logits_bytes, vec_bytes;
+    size_t few_off, few_bytes;        /* [logit_rows] struct esp_few */
     size_t kv_off, kv_bytes;          /* signs, matrix and codebooks of coded values */
     size_t input_bytes, hidden_bytes; /* rows of the tape's INPUT and HIDDEN, which no value overlaps */
     size_t input_off, hidden_off;
@@ -117,6 +118,8 @@ struct esp_plan {
     struct cu_batch on_device;
     const struct esp_batch *batch; /* of the running step */
     bool deliver;                  /* host_logits hold n_out rows once the stream is idle */
+    bool deliver_few;              /* so does host_few */
+    struct esp_few *host_few;      /* page-locked [logit_rows] */
     float *tap_rows;               /* largest value, allocated by the first tap */
     struct cuda_graph graphs[CUDA_MAX_GRAPH];
     uint32_t next_graph;
@@ -210,5 +213,6 @@ void cuda_lora_close(struct cuda_dev *d);
 /* run.c */
 esp_status cuda_run(struct esp_plan *p, const struct esp_batch *b, esp_error *err);
 esp_status cuda_wait(struct esp_dev *d, esp_error *err);
+esp_status cuda_logits(struct esp_plan *p, uint32_t row, float *out, esp_error *err);
 
 #endif

@@ -1,6 +1,6 @@
 /*
- * Coded keys and values on the device: the tables that turbo needs lie in the plan's memory, those of the head
- * size first, then a codebook for each attention layer.
+ * Coded keys and values on the device: the tables that turbo needs lie in the plan's memory, those of the
+ * head size first, then a codebook for each attention layer.
  *
  * SPDX-License-Identifier: MIT
  */

@@ -1,7 +1,7 @@
 /*
- * Coded keys and values on the way to attention: eight codes of a row become eight bf16 numbers, which then go
- * the way of a bf16 cache. Rows lie as formats/kv.h says; eight codes of b bits are b bytes, read as the words
- * that hold them. The decode is f32, rounded to bf16 once.
+ * Coded keys and values on the way to attention: eight codes of a row become eight bf16 numbers, which then
+ * go the way of a bf16 cache. Rows lie as formats/kv.h says; eight codes of b bits are b bytes, read as the
+ * words that hold them. The decode is f32, rounded to bf16 once.
  *
  * SPDX-License-Identifier: MIT
  */

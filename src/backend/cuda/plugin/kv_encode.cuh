@@ -1,7 +1,7 @@
 /*
- * Keys and values to codes, one row a block. The bytes are those of formats/kv.c and formats/turboquant.c: the
- * same operations in the same order, none contracted. Groups go to warps, their elements to lanes; sums of
- * squares, whose order counts, are one lane's work.
+ * Keys and values to codes, one row a block. The bytes are those of formats/kv.c and formats/turboquant.c:
+ * the same operations in the same order, none contracted. Groups go to warps, their elements to lanes; sums
+ * of squares, whose order counts, are one lane's work.
  *
  * SPDX-License-Identifier: MIT
  */

@@ -16,6 +16,7 @@
 
 #include "backend/place.h"
 
+_Static_assert((int)ESP_FEW_ROWS <= (int)CUDA_LOGIT_ROWS, "rows of which a run keeps the logits");
 _Static_assert((int)CU_SPAN == (int)ESP_SPAN && (int)CU_CHUNK == (int)ESP_CHUNK &&
                    (int)CU_TAPS == (int)ESP_CONV_TAPS,
                "kernels.h repeats these for files that cannot include C headers");
@@ -44,6 +45,17 @@ bool cuda_can(const struct esp_dev *d, const struct esp_op *op)
     return op->kind < ESP_OP_COUNT; /* every op; shapes are looked at where widths are known */
 }
 
+static esp_status check_attend(const struct esp_op *op, const struct esp_layout *l, esp_error *err)
+{
+    if (l->kv_start)
+        return esp_fail(err, ESP_EUNSUPPORTED,
+                        "cuda: kv_start %u; coded caches have no exact positions there", l->kv_start);
+    if (op->n_head / l->n_kv_head > QUERIES)
+        return esp_fail(err, ESP_EUNSUPPORTED, "cuda: %u query heads to a KV head; at most %d are supported",
+                        op->n_head / l->n_kv_head, QUERIES);
+    return ESP_OK;
+}
+
 /* Shapes that the kernels do not take, checked once where widths are known. */
 static esp_status check_shapes(const struct esp_tape *t, const struct esp_layout *l, esp_error *err)
 {
@@ -58,13 +70,8 @@ static esp_status check_shapes(const struct esp_tape *t, const struct esp_layout
             return esp_fail(err, ESP_EUNSUPPORTED,
                             "cuda: op %u (%s) with rows of %u; multiples of 8 are supported", i,
                             esp_op_name(op->kind), dim);
-        if (op->kind == ESP_OP_ATTEND && l->kv_start)
-            return esp_fail(err, ESP_EUNSUPPORTED,
-                            "cuda: kv_start %u; coded caches have no exact positions there", l->kv_start);
-        if (op->kind == ESP_OP_ATTEND && op->n_head / l->n_kv_head > QUERIES)
-            return esp_fail(err, ESP_EUNSUPPORTED,
-                            "cuda: %u query heads to a KV head; at most %d are supported",
-                            op->n_head / l->n_kv_head, QUERIES);
+        if (op->kind == ESP_OP_ATTEND)
+            ESP_TRY(check_attend(op, l, err));
     }
     return ESP_OK;
 }
@@ -355,7 +362,9 @@ static esp_status lay_out(struct esp_plan *p, esp_error *err)
     p->lora_bytes = lora_bytes(p);
     p->kv_off = p->lora_off + p->lora_bytes;
     p->kv_bytes = pad(cuda_kv_bytes(&p->pools.layout));
-    p->scratch_bytes = p->kv_off + p->kv_bytes;
+    p->few_off = p->kv_off + p->kv_bytes;
+    p->few_bytes = pad(p->logit_rows * sizeof(struct esp_few));
+    p->scratch_bytes = p->few_off + p->few_bytes;
     return ESP_OK;
 }
 
@@ -450,6 +459,9 @@ static esp_status allocate(struct esp_plan *p, esp_error *err)
     CUDA_TRY(cudaHostAlloc((void **)&p->host_logits,
                            (size_t)p->host_rows * p->tape->n_vocab * sizeof(float) + 1, cudaHostAllocDefault),
              "page-locked memory");
+    CUDA_TRY(
+        cudaHostAlloc((void **)&p->host_few, p->logit_rows * sizeof *p->host_few + 1, cudaHostAllocDefault),
+        "page-locked memory");
     at = p->scratch + p->batch_off;
     p->on_device = (struct cu_batch){.ids = (void *)(at + b->ids),
                                      .pos = (void *)(at + b->pos),
@@ -477,6 +489,7 @@ void cuda_plan_free(struct esp_plan *p)
     cudaFree(p->scratch);
     cudaFreeHost(p->staging);
     cudaFreeHost(p->host_logits);
+    cudaFreeHost(p->host_few);
     esp_free(p->steps);
     esp_free(p->weights);
     esp_free(p->vec0);

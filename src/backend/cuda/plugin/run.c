@@ -5,12 +5,15 @@
  * SPDX-License-Identifier: MIT
  */
 #include "backend/cuda/plugin/cuda.h"
+#include "backend/cuda/plugin/few.h"
 
 #include <string.h>
 
 #include "base/mem.h"
 
 #include "backend/check.h"
+
+_Static_assert(ESP_FEW == 512 && sizeof(struct esp_few) == 4 + 512 * 8, "few.cu repeats this");
 
 static struct cu_shape shape_of(const struct esp_plan *p, const struct esp_batch *b)
 {
@@ -261,6 +264,21 @@ static esp_status fetch(struct esp_plan *p, uint32_t n, float *out, esp_error *e
     return ESP_OK;
 }
 
+/* The greatest logits of all rows; the whole of them stays where cuda_logits() finds it. */
+static esp_status bring_few(struct esp_plan *p, const struct esp_batch *b, esp_error *err)
+{
+    struct esp_few *few = (void *)(p->scratch + p->few_off);
+
+    cu_few(p->dev->stream, (const float *)(const void *)(p->scratch + p->logits_off), p->tape->n_vocab,
+           b->n_out, few);
+    CUDA_TRY(cudaGetLastError(), "finding the greatest logits");
+    CUDA_TRY(
+        cudaMemcpyAsync(p->host_few, few, b->n_out * sizeof *few, cudaMemcpyDeviceToHost, p->dev->stream),
+        "reading the greatest logits");
+    p->deliver_few = true;
+    return ESP_OK;
+}
+
 static esp_status bring_logits(struct esp_plan *p, const struct esp_batch *b, esp_error *err)
 {
     const struct cuda_step *logits = logits_step(p);
@@ -268,6 +286,8 @@ static esp_status bring_logits(struct esp_plan *p, const struct esp_batch *b, es
 
     if (!logits || b->n_out == 0)
         return ESP_OK;
+    if (b->few)
+        return bring_few(p, b, err);
     if (b->n_out <= p->host_rows) { /* the usual step: wait() hands them over */
         CUDA_TRY(cudaMemcpyAsync(p->host_logits, p->scratch + p->logits_off, b->n_out * row * sizeof(float),
                                  cudaMemcpyDeviceToHost, p->dev->stream),
@@ -296,7 +316,9 @@ esp_status cuda_run(struct esp_plan *p, const struct esp_batch *b, esp_error *er
     ESP_TRY(cuda_use(p->dev, err));
     h = shape_of(p, b);
     p->batch = b;
-    p->deliver = false;
+    p->deliver = p->deliver_few = false;
+    if (b->few && b->n_out > p->logit_rows)
+        return esp_fail(err, ESP_EINVAL, "few of %u rows; of at most %u at once", b->n_out, p->logit_rows);
     ESP_TRY(cuda_lora_begin(p, b, &lora, err));
     ESP_TRY(upload(p, b, err));
     ESP_TRY(upload_rows(p, b, err));
@@ -322,5 +344,22 @@ esp_status cuda_wait(struct esp_dev *dev, esp_error *err)
     CUDA_TRY(cudaStreamSynchronize(d->stream), "running a step");
     if (p && p->deliver)
         memcpy(p->batch->logits, p->host_logits, (size_t)p->batch->n_out * p->tape->n_vocab * sizeof(float));
+    if (p && p->deliver_few)
+        memcpy(p->batch->few, p->host_few, p->batch->n_out * sizeof *p->host_few);
+    return ESP_OK;
+}
+
+esp_status cuda_logits(struct esp_plan *p, uint32_t row, float *out, esp_error *err)
+{
+    const size_t n = p->tape->n_vocab;
+
+    ESP_TRY(cuda_use(p->dev, err));
+    if (row >= p->logit_rows)
+        return esp_fail(err, ESP_EINVAL, "logits of row %u; %u are kept", row, p->logit_rows);
+    CUDA_TRY(cudaMemcpyAsync(p->host_logits, p->scratch + p->logits_off + row * n * sizeof(float),
+                             n * sizeof(float), cudaMemcpyDeviceToHost, p->dev->stream),
+             "reading a row of logits");
+    CUDA_TRY(cudaStreamSynchronize(p->dev->stream), "reading a row of logits");
+    memcpy(out, p->host_logits, n * sizeof(float));
     return ESP_OK;
 }
