@@ -216,18 +216,46 @@ static void cancel_jobs(struct esp_service *v)
     }
 }
 
+/* Whether the owner of j has rows left for it. What goes on has its rows already. */
+static bool owner_has_room(const struct esp_service *v, const struct esp_service_job *j)
+{
+    uint32_t n = j->r.n_choice;
+
+    if (!v->rows_per_owner || !j->r.owner || j->r.goes_on)
+        return true;
+    for (const struct esp_service_job *x = v->jobs; x; x = x->next)
+        if (x->opened && x->r.owner == j->r.owner)
+            n += x->r.n_choice - x->n_ended;
+    return n <= v->rows_per_owner;
+}
+
+/* Of those that wait and may come in: the first by rank. What goes on stands in front of the list. */
+static struct esp_service_job *next_to_open(const struct esp_service *v)
+{
+    const double now = esp_engine_now();
+    struct esp_service_job *best = NULL;
+    int64_t least = INT64_MAX;
+
+    for (struct esp_service_job *j = v->jobs; j; j = j->next) {
+        const int64_t rank = esp_engine_rank(v->g, j->r.opts.priority, j->at, now);
+
+        if (!j->opened && !j->n_ended && rank < least && owner_has_room(v, j)) {
+            best = j;
+            least = rank;
+        }
+    }
+    return best;
+}
+
 static void open_jobs(struct esp_service *v)
 {
     const esp_engine_opts *o = &v->g->opts;
     const uint32_t room = o->rows + o->queue < o->max_seqs ? o->rows + o->queue : o->max_seqs;
+    struct esp_service_job *j;
 
-    for (struct esp_service_job *j = v->jobs; j; j = j->next) {
+    while (v->n_open < room && (j = next_to_open(v)) != NULL && v->n_open + j->r.n_choice <= room) {
         esp_error err;
 
-        if (j->opened || j->n_ended)
-            continue;
-        if (v->n_open + j->r.n_choice > room)
-            return;
         v->n_open += j->r.n_choice;
         if (esp_service_job_open(j, v->g, &err) != ESP_OK)
             esp_service_end_job(v, j, &err);
@@ -347,6 +375,7 @@ esp_status esp_service_open(struct esp_service **out, esp_engine *g, const struc
         return esp_fail(err, ESP_ENOMEM, "service: out of memory");
     v->g = g;
     v->cap = o && o->max_events ? o->max_events : DEFAULT_EVENTS;
+    v->rows_per_owner = o ? o->rows_per_owner : 0;
     v->ring = esp_alloc_array(v->cap, sizeof *v->ring);
     v->fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
     pthread_mutex_init(&v->lock, NULL);
@@ -388,16 +417,19 @@ void esp_service_close(struct esp_service *v)
     destroy(v);
 }
 
-static esp_status refusal(struct esp_service *v, uint32_t n_choice, esp_error *err)
+static esp_status refusal(struct esp_service *v, const struct esp_service_job *j, esp_error *err)
 {
     const esp_engine_opts *o = &v->g->opts; /* fixed since it was opened */
-    uint32_t room = o->rows + o->queue;
+    const uint32_t room = o->rows + o->queue, n_choice = j->r.n_choice;
 
     if (v->draining || v->stop)
         return esp_fail(err, ESP_ESTATE, "no more requests are taken: the service is ending");
     if (n_choice > o->max_seqs)
         return esp_fail(err, ESP_ENOFIT, "%u choices, the engine was opened for %u sequences", n_choice,
                         o->max_seqs);
+    if (v->rows_per_owner && j->r.owner && n_choice > v->rows_per_owner)
+        return esp_fail(err, ESP_ENOFIT, "%u choices; one owner has %u rows at most", n_choice,
+                        v->rows_per_owner);
     if (v->n_pending + n_choice > room)
         return esp_fail(err, ESP_ENOFIT, "the queue is full: %u run or wait, %u rows and %u places are there",
                         v->n_pending, o->rows, o->queue);
@@ -445,9 +477,10 @@ esp_status esp_service_submit(struct esp_service *v, const struct esp_service_re
     ESP_TRY(check_request(r, err));
     ESP_TRY(esp_service_job_make(&j, r, err));
     pthread_mutex_lock(&v->lock);
-    s = r->goes_on && !v->stop ? ESP_OK : refusal(v, j->r.n_choice, err);
+    s = r->goes_on && !v->stop ? ESP_OK : refusal(v, j, err);
     if (s == ESP_OK) {
         *id = j->id = ++v->n_id;
+        j->at = esp_engine_now();
         put(v, j);
     }
     pthread_mutex_unlock(&v->lock);

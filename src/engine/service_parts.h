@@ -27,7 +27,8 @@ struct esp_service {
     bool stop, ended, draining;
     struct esp_service_job *inbox, *jobs;
     uint64_t n_id;
-    uint32_t n_pending; /* choices that have not ended */
+    uint32_t rows_per_owner; /* 0: no bound */
+    uint32_t n_pending;      /* choices that have not ended */
     struct esp_service_exclusive *exclusive, *between;
     struct esp_service_event *ring;
     uint32_t cap, first, n;

@@ -162,6 +162,12 @@ static esp_status take_network(struct esp_serve_opts *o, const struct esp_option
     o->insecure = v[OPT_INSECURE].on;
     o->api_key = v[OPT_API_KEY].s;
     o->api_key_file = v[OPT_API_KEY_FILE].s;
+    o->per_key_rows = (uint32_t)v[OPT_PER_KEY_ROWS].i;
+    if (o->per_key_rows && !o->api_key && !o->api_key_file)
+        return esp_fail(
+            err, ESP_EINVAL,
+            "--per-key-rows %u: without API keys there is nobody to tell apart; give --api-key-file",
+            o->per_key_rows);
     o->strict_model = v[OPT_MODEL_CHECK].i == 1;
     o->codex_catalog = v[OPT_CODEX_CATALOG].on;
     o->no_metrics = !v[OPT_METRICS].on;

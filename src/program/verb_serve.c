@@ -144,6 +144,7 @@ static esp_status engine_opts(struct serving *s, esp_error *err)
     e->max_seqs = e->rows > MIN_SEQS ? e->rows : MIN_SEQS; /* answers of one request */
     e->queue = (uint32_t)v[OPT_QUEUE].i;
     e->max_stall_ms = (uint32_t)v[OPT_MAX_STALL].i;
+    e->aging_ms = (uint32_t)(v[OPT_PRIORITY_AGING].f * 1000);
     e->admission = v[OPT_ADMISSION].i ? ESP_ADMISSION_EXPECTED : ESP_ADMISSION_WORST;
     e->snapshots = e->rows;
     if (v[OPT_ADAPTER].given || v[OPT_ADAPTER_DIR].given)

@@ -362,9 +362,10 @@ static json_t *admission_json(const struct esp_server *s, const esp_stats *t)
 {
     const struct esp_metrics *m = &s->metrics;
 
-    return json_pack("{s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:f}", "max_context", (json_int_t)s->context, "max_rows",
-                     (json_int_t)s->rows, "running", (json_int_t)t->rows_active, "waiting",
-                     (json_int_t)t->rows_waiting, "queue_limit", (json_int_t)s->queue, "rejected_total",
+    return json_pack("{s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:f}", "max_context", (json_int_t)s->context,
+                     "max_rows", (json_int_t)s->rows, "running", (json_int_t)t->rows_active, "waiting",
+                     (json_int_t)t->rows_waiting, "queue_limit", (json_int_t)s->queue, "per_key_rows",
+                     (json_int_t)s->o.per_key_rows, "rejected_total",
                      (json_int_t)m->rejected_queue + (json_int_t)m->rejected_context, "clamped_total",
                      (json_int_t)m->clamped, "est_wait_s", esp_wait_estimate(s));
 }

@@ -344,12 +344,17 @@ static bool check_key(struct esp_call *c)
     const char *auth = esp_http_find(&c->r->head, "Authorization"),
                *key = esp_http_find(&c->r->head, "x-api-key");
     const bool metrics = c->route && c->route->handle == esp_get_metrics && c->s->o.metrics_public;
+    struct esp_key_holder holder;
 
     if (auth && strncasecmp(auth, "Bearer ", 7) == 0 && !key)
         key = auth + 7 + strspn(auth + 7, " ");
-    if (!esp_keys_any(c->s->keys))
+    if (!esp_keys_any(c->s->keys)) {
         c->admin = esp_is_loopback(c->client); /* who comes through a proxy is not here */
-    else if (!key || !esp_keys_check(c->s->keys, key, c->key_name, sizeof c->key_name, &c->admin)) {
+    } else if (key && esp_keys_check(c->s->keys, key, &holder)) {
+        snprintf(c->key_name, sizeof c->key_name, "%s", holder.name);
+        c->admin = holder.admin;
+        c->key = holder.id;
+    } else {
         if ((flags & ESP_ROUTE_PUBLIC) || metrics)
             return true;
         return esp_api_fail(&c->e, "invalid_api_key", NULL,

@@ -286,6 +286,7 @@ static bool submit(struct esp_job *j, struct esp_choice *c, const struct esp_ids
                                     .progress_ms = progress_ms(j, c),
                                     .opts = seq_opts(j, c),
                                     .goes_on = c != NULL,
+                                    .owner = j->call->key,
                                     .user = j};
     esp_error err;
     esp_status s = ESP_ENOMEM;
@@ -454,6 +455,30 @@ void esp_job_event(struct esp_server *s, const struct esp_service_event *x)
         take_answer(c, x);
 }
 
+/* A key has its share of rows, and of the queue. */
+static bool within_share(const struct esp_server *s, const struct esp_call *c, uint32_t n,
+                         struct esp_api_error *e)
+{
+    const uint32_t rows = s->o.per_key_rows < s->rows ? s->o.per_key_rows : s->rows,
+                   most = (uint32_t)((uint64_t)(s->rows + s->queue) * rows / s->rows);
+    uint32_t pending = n;
+
+    if (!rows || !c->key)
+        return true;
+    if (n > rows)
+        return esp_api_fail(e, "invalid_value", "n", "n: %u; a key has at most %u rows here", n, rows);
+    for (const struct esp_job *j = s->jobs; j; j = j->next)
+        if (j->call->key == c->key)
+            pending += j->n_open;
+    if (pending <= most)
+        return true;
+    if (!e->http)
+        e->retry_after = (int)(1 + esp_wait_estimate(s));
+    return esp_api_fail(e, "queue_full", NULL,
+                        "this key's share of the queue is full: %u of its requests run or wait, %u may",
+                        pending - n, most);
+}
+
 bool esp_job_start(struct esp_job **out, const struct esp_job_opts *o, uint64_t limit,
                    struct esp_api_error *e)
 {
@@ -461,6 +486,12 @@ bool esp_job_start(struct esp_job **out, const struct esp_job_opts *o, uint64_t 
     struct esp_ids prompt = o->prompt;
     bool ok = true;
 
+    if (!within_share(o->call->s, o->call, o->gen->n, e)) {
+        o->call->s->metrics.rejected_queue += e->code && strcmp(e->code, "queue_full") == 0;
+        esp_ids_free(&prompt);
+        esp_free(j);
+        return false;
+    }
     if (!j) {
         esp_ids_free(&prompt);
         return esp_api_fail(e, "device_lost", NULL, "no memory for the request");

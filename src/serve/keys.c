@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/hash.h"
 #include "base/map.h"
 #include "base/mem.h"
 
@@ -134,7 +135,7 @@ bool esp_keys_any(const struct esp_keys *k)
     return k && k->n > 0;
 }
 
-bool esp_keys_check(const struct esp_keys *k, const char *given, char *name, size_t cap, bool *admin)
+bool esp_keys_check(const struct esp_keys *k, const char *given, struct esp_key_holder *out)
 {
     char padded[MAX_KEY] = {0};
     const struct key *found = NULL;
@@ -153,7 +154,8 @@ bool esp_keys_check(const struct esp_keys *k, const char *given, char *name, siz
     }
     if (!found)
         return false;
-    snprintf(name, cap, "%s", found->name);
-    *admin = found->admin;
+    snprintf(out->name, sizeof out->name, "%s", found->name);
+    out->admin = found->admin;
+    out->id = esp_hash(padded, len, 0) | 1;
     return true;
 }

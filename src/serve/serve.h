@@ -63,6 +63,7 @@ struct esp_serve_opts {
     size_t n_proxy;
     const char *api_key;      /* or NULL */
     const char *api_key_file; /* or NULL; lines of: key [name] [role] */
+    uint32_t per_key_rows;    /* of one key's requests together, with that share of the queue; 0: no bound */
     /* Names. */
     const char *model_id;
     const char *aliases[ESP_SERVE_MAX_NAMES];

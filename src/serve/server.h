@@ -120,6 +120,7 @@ struct esp_call {
     char client[64];                              /* address of who asks, maybe by a proxy */
     char answer_id[48];                           /* of the dialect: chatcmpl-..., resp_... */
     char key_name[64];
+    uint64_t key; /* which one; 0: none was needed */
     bool admin;
     json_t *body; /* parsed, or NULL */
     struct esp_api_error e;
