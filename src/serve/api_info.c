@@ -9,6 +9,7 @@
 
 #include "engine/chat.h"
 
+#include "serve/content.h"
 #include "serve/adapters.h"
 #include "serve/job.h"
 #include "serve/life.h"
@@ -389,20 +390,22 @@ void esp_get_stats(struct esp_call *c)
 {
     struct esp_server *s = c->s;
     struct esp_replay_counts replay;
-    uint64_t entries, bytes;
+    uint64_t entries, bytes, written, lost;
     esp_stats t;
     json_t *v;
 
     esp_life_stats(s, &t);
+    esp_content_count(s->content, &written, &lost);
     esp_store_count(s->store, &entries, &bytes);
     esp_replay_count(s->replay, &replay);
-    v = json_pack("{s:o,s:o,s:o,s:o,s:o,s:o,s:o,s:{s:I,s:I},s:{s:I,s:I,s:I},s:{s:O},s:O}", "server",
-                  server_json(s), "memory", memory_json(s, &t), "admission", admission_json(s, &t),
+    v = json_pack("{s:o,s:o,s:o,s:o,s:o,s:o,s:o,s:{s:I,s:I},s:{s:I,s:I,s:I},s:{s:I,s:I},s:{s:O},s:O}",
+                  "server", server_json(s), "memory", memory_json(s, &t), "admission", admission_json(s, &t),
                   "scheduler", scheduler_json(s, &t), "cache", cache_json(s, &t), "spec", spec_json(&t),
                   "adapters", esp_mounts_list(s), "responses", "entries", (json_int_t)entries, "bytes",
                   (json_int_t)bytes, "replay", "entries", (json_int_t)replay.entries, "bytes",
-                  (json_int_t)replay.bytes, "hits", (json_int_t)replay.hits, "errors", "by_code", s->errors,
-                  "recent", s->recent);
+                  (json_int_t)replay.bytes, "hits", (json_int_t)replay.hits, "content_log", "written",
+                  (json_int_t)written, "lost", (json_int_t)lost, "errors", "by_code", s->errors, "recent",
+                  s->recent);
     esp_reply_json(c, 200, v);
 }
 

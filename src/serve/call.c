@@ -12,6 +12,7 @@
 #include "base/json.h"
 #include "base/mem.h"
 
+#include "serve/content.h"
 #include "serve/job.h"
 #include "serve/keys.h"
 #include "serve/life.h"
@@ -26,6 +27,8 @@ static void free_call(struct esp_call *c)
     *c->prev = c->next;
     if (c->next)
         c->next->prev = c->prev;
+    esp_content_call(c);
+    json_decref(c->answers);
     if (c->free_answer)
         c->free_answer(c->answer);
     json_decref(c->body);

@@ -16,6 +16,7 @@
 
 #include "serve/adapters.h"
 #include "serve/constrain.h"
+#include "serve/content.h"
 #include "serve/diagnose.h"
 #include "serve/slots.h"
 
@@ -108,6 +109,7 @@ static void end_job(struct esp_job *j)
     *at = j->next;
     esp_mounts_use(j->s, j->gen, -1);
     note_call(j);
+    esp_content_answers(j);
     if (c->r)
         j->sink->done(j);
     free_job(j);

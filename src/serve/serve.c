@@ -19,6 +19,7 @@
 
 #include "serve/adapters.h"
 #include "serve/background.h"
+#include "serve/content.h"
 #include "serve/job.h"
 #include "serve/keys.h"
 #include "serve/life.h"
@@ -249,6 +250,8 @@ static esp_status open_server(struct esp_server *s, esp_error *err)
     ESP_TRY(esp_keys_open(&s->keys, o->api_key, o->api_key_file, err));
     ESP_TRY(esp_replay_open(&s->replay, o->replay_entries, o->replay_bytes, o->replay_ttl, err));
     ESP_TRY(esp_store_open(&s->store, o->response_dir, o->response_bytes, o->response_ttl, err));
+    if (o->log_content)
+        ESP_TRY(esp_content_open(&s->content, o->log_content, err));
     ESP_TRY(esp_background_open(&s->background, s->base, err));
     ESP_TRY(esp_http_open(&s->http, s->base, &http, err));
     ESP_TRY(listen_all(s, err));
@@ -275,6 +278,7 @@ static void close_server(struct esp_server *s)
     esp_life_close(s);
     if (s->tick)
         event_free(s->tick);
+    esp_content_close(s->content);
     esp_keys_close(s->keys);
     esp_replay_close(s->replay);
     esp_store_close(s->store);

@@ -107,6 +107,7 @@ struct esp_serve_opts {
     const char *slot_dir;    /* saved slots; NULL: none */
     bool no_metrics, metrics_public, log_json;
     bool codex_catalog;      /* GET /v1/models has the list that Codex reads, too */
+    const char *log_content; /* folder for a file a request, with its text and its answers'; NULL: none */
     bool cache_debug;        /* ext.cache.divergence for every request */
     unsigned metrics_names;  /* families: esp_serve_metrics, or-ed; 0: all */
     bool no_page;            /* GET / is a line of text instead of the web page */

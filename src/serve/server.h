@@ -26,6 +26,7 @@ struct esp_mounts;
 struct esp_replay;
 struct esp_store;
 struct esp_background;
+struct esp_content;
 struct esp_grammars;
 struct esp_breakers;
 struct esp_slot;
@@ -93,6 +94,7 @@ struct esp_server {
     struct esp_job *jobs;   /* generations that have not ended */
     struct esp_metrics metrics;
     struct esp_keys *keys;
+    struct esp_content *content; /* NULL: not logged */
     struct esp_mounts *adapters;
     struct esp_replay *replay;
     struct esp_store *store;
@@ -123,6 +125,7 @@ struct esp_call {
     uint64_t key; /* which one; 0: none was needed */
     bool admin;
     json_t *body; /* parsed, or NULL */
+    json_t *answers; /* for content.c; NULL: none */
     struct esp_api_error e;
     double started, last_write;
     bool streaming, replied;
