@@ -159,6 +159,7 @@ static esp_status take_network(struct esp_serve_opts *o, const struct esp_option
                         o->api_prefix);
     o->backlog = (uint32_t)v[OPT_BACKLOG].i;
     o->max_connections = (uint32_t)v[OPT_MAX_CONNECTIONS].i;
+    o->http_threads = (uint32_t)v[OPT_HTTP_THREADS].i;
     o->insecure = v[OPT_INSECURE].on;
     o->api_key = v[OPT_API_KEY].s;
     o->api_key_file = v[OPT_API_KEY_FILE].s;

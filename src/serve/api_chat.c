@@ -342,12 +342,16 @@ void esp_chat_completions(struct esp_call *c)
                                            .ping = ping});
 }
 
+static void reply_count(struct esp_call *c, uint64_t n)
+{
+    esp_reply_json(c, 200,
+                   json_pack("{s:s,s:I}", "object", "response.input_tokens", "input_tokens", (json_int_t)n));
+}
+
 void esp_input_tokens(struct esp_call *c)
 {
     struct chat *a = make_chat(c);
-    uint64_t n;
 
-    if (a && read_chat(c, a) && esp_start_count(c, &a->p, &n))
-        esp_reply_json(
-            c, 200, json_pack("{s:s,s:I}", "object", "response.input_tokens", "input_tokens", (json_int_t)n));
+    if (a && read_chat(c, a))
+        esp_start_count(c, &a->p, &a->gen, reply_count);
 }

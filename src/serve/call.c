@@ -475,8 +475,7 @@ static bool admit(struct esp_call *c, enum origin origin, const char *name, cons
     if (!open && origin == ORIGIN_OTHER)
         return esp_api_fail(&c->e, "origin_not_allowed", NULL,
                             "Origin '%.200s' may not call; --cors-origins lists those that may", name);
-    return check_key(c) && check_route(c, allow) && check_phase(c) &&
-           (!(c->route->flags & ESP_ROUTE_BODY) || esp_call_body(c));
+    return check_key(c) && check_route(c, allow) && check_phase(c);
 }
 
 /* By its route, or later by its route when the model is away. */
@@ -490,6 +489,25 @@ static void answer(struct esp_call *c)
         esp_life_wait(c);
     else
         c->route->handle(c);
+}
+
+/* The body has been read beside the loop, and meanwhile much may have happened. */
+static void go_on(struct esp_call *c)
+{
+    if (c->r && !c->e.http && check_phase(c))
+        answer(c);
+    if (c->e.http)
+        esp_reply_error(c);
+}
+
+static void read_and_answer(struct esp_call *c)
+{
+    const bool body = c->route->flags & ESP_ROUTE_BODY;
+
+    if (body && esp_call_is_big(c))
+        esp_call_body_later(c, go_on);
+    else if (!body || esp_call_body(c))
+        answer(c);
 }
 
 void esp_call_handle(void *server, struct esp_http_request *r)
@@ -510,7 +528,7 @@ void esp_call_handle(void *server, struct esp_http_request *r)
     if (strcmp(r->head.method, "OPTIONS") == 0)
         options_reply(c, origin, name, allow);
     else if (admit(c, origin, name, allow))
-        answer(c);
+        read_and_answer(c);
     if (c->e.http)
         esp_reply_error(c);
     esp_call_job_ended(c);

@@ -365,6 +365,16 @@ static void on_output(struct evbuffer *buf, const struct evbuffer_cb_info *info,
         arm(c, evbuffer_get_length(buf) ? c->http->o.write_timeout : 0);
 }
 
+char *esp_http_take_body(struct esp_http_request *r, size_t *len)
+{
+    struct conn *c = conn_of(r);
+
+    *len = c->body.len;
+    r->body = "";
+    r->body_len = 0;
+    return esp_strbuf_take(&c->body);
+}
+
 /* ---- writing ---- */
 
 void esp_http_header(struct esp_http_request *r, const char *name, const char *value)

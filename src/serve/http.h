@@ -64,6 +64,8 @@ struct esp_http_request {
     void *owner;
 };
 
+/* The body for the handler to keep, zero-terminated, for esp_free(); r has none then. NULL: no memory. */
+char *esp_http_take_body(struct esp_http_request *r, size_t *len);
 /* Headers of the reply, before it begins. Values with line breaks are a bug of ours. */
 void esp_http_header(struct esp_http_request *r, const char *name, const char *value);
 /* A whole reply; r is gone afterwards. type NULL: no body. */

@@ -34,6 +34,7 @@ void esp_serve_defaults(struct esp_serve_opts *o)
     o->port = 8080;
     o->backlog = 512;
     o->max_connections = 1024;
+    o->http_threads = 2;
     o->max_body = 64u << 20;
     o->max_prompt_bytes = 32u << 20;
     o->stream_buffer = 4u << 20;
@@ -253,6 +254,7 @@ static esp_status open_server(struct esp_server *s, esp_error *err)
     if (o->log_content)
         ESP_TRY(esp_content_open(&s->content, o->log_content, err));
     ESP_TRY(esp_background_open(&s->background, s->base, err));
+    esp_background_set(s->background, o->http_threads);
     ESP_TRY(esp_http_open(&s->http, s->base, &http, err));
     ESP_TRY(listen_all(s, err));
     s->tick = event_new(s->base, -1, EV_PERSIST, on_tick, s);

@@ -54,7 +54,8 @@ struct esp_serve_opts {
     uint16_t port;
     const char *api_prefix; /* "" or "/x": in front of every path */
     uint32_t backlog, max_connections;
-    bool insecure; /* listen beyond this machine without a key */
+    uint32_t http_threads; /* for large bodies and prompts, and as many for grammars; 1 or more */
+    bool insecure;         /* listen beyond this machine without a key */
     const char *allowed_hosts[ESP_SERVE_MAX_NAMES];
     size_t n_allowed_host;
     const char *cors_origins[ESP_SERVE_MAX_NAMES]; /* origins, "localhost", or "*" */

@@ -124,7 +124,8 @@ struct esp_call {
     char key_name[64];
     uint64_t key; /* which one; 0: none was needed */
     bool admin;
-    json_t *body; /* parsed, or NULL */
+    json_t *body;    /* parsed, or NULL */
+    size_t n_body;   /* bytes of it */
     json_t *answers; /* for content.c; NULL: none */
     struct esp_api_error e;
     double started, last_write;
@@ -164,6 +165,10 @@ void esp_call_refuse(void *server, struct esp_http_request *r, int status, const
 void esp_call_job_ended(struct esp_call *c);
 /* Parse the body as a JSON object into c->body; false with c->e set. */
 bool esp_call_body(struct esp_call *c);
+/* The same beside the loop; then(c) once on the loop, maybe with c->e set, or with c->e set now never. */
+void esp_call_body_later(struct esp_call *c, void (*then)(struct esp_call *c));
+/* Whether what has to be done with the body would hold up the loop. */
+bool esp_call_is_big(const struct esp_call *c);
 
 /* ---- helpers ---- */
 
