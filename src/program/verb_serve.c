@@ -18,6 +18,7 @@
 #include "base/mem.h"
 #include "program/device.h"
 #include "program/fit.h"
+#include "program/isolate.h"
 #include "program/output.h"
 #include "program/running.h"
 #include "program/sandbox.h"
@@ -39,6 +40,7 @@ struct serving {
     char url[300];
     esp_error sandbox; /* why the second step failed, and the server ends */
     bool stop;
+    bool again; /* one before us died: whoever started the server knows already that it is ready */
 };
 
 static volatile sig_atomic_t hangup_seen;
@@ -47,6 +49,7 @@ static void on_hangup(int sig)
 {
     (void)sig;
     hangup_seen = 1;
+    esp_isolate_hangup();
 }
 
 /* The last part of the path, without slashes at its end. */
@@ -293,7 +296,7 @@ static void ready(void *user)
         return;
     }
     print_ready(s);
-    if (s->opt->v[OPT_READY_FD].given) {
+    if (s->opt->v[OPT_READY_FD].given && !s->again) {
         const int fd = (int)s->opt->v[OPT_READY_FD].i;
 
         if (write(fd, "ready\n", 6) != 6)
@@ -442,7 +445,10 @@ static esp_status restrict_process(const struct serving *s, esp_error *err)
 
 static int run(struct serving *s, struct esp_options *o)
 {
+    enum esp_isolated who = ESP_ISOLATE_CHILD;
     const char *pidfile;
+    bool again = false;
+    int code = ESP_EXIT_OK;
     esp_error err = {0};
     esp_status status = read_config(s, o, &err);
 
@@ -468,6 +474,16 @@ static int run(struct serving *s, struct esp_options *o)
     s->o.fingerprint = s->fingerprint;
     pidfile = o->v[OPT_PIDFILE].s;
     status = write_pid(pidfile, &err);
+    if (status == ESP_OK && o->v[OPT_ISOLATE].on)
+        status = esp_isolate(&s->o, &who, &again, &code, &err);
+    if (status == ESP_OK && who == ESP_ISOLATE_PARENT) {
+        if (pidfile)
+            unlink(pidfile);
+        return code;
+    }
+    if (o->v[OPT_ISOLATE].on)
+        pidfile = NULL; /* the parent's */
+    s->again = again;
     if (status == ESP_OK)
         status = restrict_process(s, &err);
     if (status == ESP_OK)

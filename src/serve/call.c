@@ -186,6 +186,49 @@ void esp_reply_error(struct esp_call *c)
     esp_reply_json(c, status, esp_api_error_body(&c->e, c->family, c->id));
 }
 
+#define DIED "the process that computes died in this request; another one is being started"
+
+void esp_sse_last_words(struct esp_call *c, int64_t sequence)
+{
+    struct esp_api_error e = {0};
+    struct esp_strbuf b;
+    json_t *v;
+
+    if (!c->r || !esp_http_is_guarded(c->r))
+        return;
+    esp_api_fail(&e, "device_lost", NULL, DIED);
+    if (sequence >= 0)
+        v = json_pack("{s:s,s:s,s:s,s:n,s:I}", "type", "error", "code", e.code, "message", e.message, "param",
+                      "sequence_number", (json_int_t)sequence);
+    else
+        v = esp_api_error_body(&e, c->family, c->id);
+    esp_strbuf_init(&b, 4096);
+    esp_strbuf_puts(&b,
+                    sequence >= 0 || c->family == ESP_FAMILY_ANTHROPIC ? "event: error\ndata: " : "data: ");
+    if (v && esp_json_add(&b, v) && esp_strbuf_puts(&b, "\n\n"))
+        esp_http_last_words(c->r, 0, esp_strbuf_str(&b), b.len);
+    json_decref(v);
+    esp_strbuf_free(&b);
+}
+
+/* What the client hears if nobody is left to answer. */
+static void last_words(struct esp_call *c)
+{
+    struct esp_api_error e = {0};
+    struct esp_strbuf b;
+    json_t *v;
+
+    if (!esp_http_is_guarded(c->r))
+        return;
+    esp_api_fail(&e, "device_lost", NULL, DIED);
+    v = esp_api_error_body(&e, c->family, c->id);
+    esp_strbuf_init(&b, 4096);
+    if (v && esp_json_add(&b, v))
+        esp_http_last_words(c->r, esp_api_error_http(&e, c->family), esp_strbuf_str(&b), b.len);
+    json_decref(v);
+    esp_strbuf_free(&b);
+}
+
 void esp_sse_begin(struct esp_call *c)
 {
     if (!c->r)
@@ -195,6 +238,7 @@ void esp_sse_begin(struct esp_call *c)
     esp_http_header(c->r, "Cache-Control", "no-cache");
     esp_http_header(c->r, "X-Accel-Buffering", "no");
     esp_http_begin(c->r, 200, "text/event-stream");
+    esp_sse_last_words(c, -1);
 }
 
 /* A write may end in on_gone, which clears c->r; the call itself lives while a job of it does. */
@@ -523,6 +567,7 @@ void esp_call_handle(void *server, struct esp_http_request *r)
     if (path)
         c->route = esp_route_find(r->head.method, path, c->params, allow, &c->family);
     take_id(c);
+    last_words(c);
     origin = origin_of(c, &name);
     c->n_job++; /* so that the call outlives its reply until the handler returns */
     if (strcmp(r->head.method, "OPTIONS") == 0)

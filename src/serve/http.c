@@ -17,6 +17,7 @@
 
 #include "base/mem.h"
 
+#include "serve/guard.h"
 #include "serve/http_address.h"
 #include "serve/http_late.h"
 #include "serve/http_listen.h"
@@ -42,9 +43,11 @@ struct conn {
     enum state state;
     bool close_after, busy, first_done; /* busy: inside a callback of ours */
     bool is_head;                       /* HEAD: no body in the reply */
+    bool has_words;                     /* last ones, of the stream */
     bool chunked_out;
     struct esp_strbuf head_text, body, headers;
     struct esp_http_chunks chunks;
+    int guarded;          /* its number there; -1: it is not */
     struct esp_late late; /* of a stream: pieces that go out together */
 };
 
@@ -92,6 +95,8 @@ static void free_conn(struct conn *c)
     if (c->timer)
         event_free(c->timer);
     esp_late_drop(&c->late);
+    if (c->bev)
+        esp_guard_leave(c->http->o.guard, c->guarded, bufferevent_getfd(c->bev));
     if (c->bev)
         bufferevent_free(c->bev);
     esp_strbuf_free(&c->head_text);
@@ -326,8 +331,10 @@ static void on_write(struct bufferevent *bev, void *arg)
     c->busy = true;
     if (c->state == FINISHING && evbuffer_get_length(output(c)) == 0)
         reply_done(c);
-    else if (c->state == STREAMING && evbuffer_get_length(output(c)) == 0)
+    else if (c->state == STREAMING && evbuffer_get_length(output(c)) == 0) {
         arm(c, 0); /* the client has read all there is */
+        esp_guard_speak(c->http->o.guard, c->guarded, c->has_words);
+    }
     leave(c);
 }
 
@@ -385,9 +392,49 @@ void esp_http_header(struct esp_http_request *r, const char *name, const char *v
     esp_strbuf_printf(&c->headers, "%s: %s\r\n", name, value);
 }
 
+bool esp_http_is_guarded(const struct esp_http_request *r)
+{
+    return ((const struct conn *)r)->guarded >= 0;
+}
+
+/* A reply that nobody will end. */
+static void whole_words(const struct conn *c, int status, const char *text, size_t len, struct esp_strbuf *b)
+{
+    esp_strbuf_printf(b,
+                      "HTTP/1.1 %d %s\r\n%sContent-Type: application/json\r\nRetry-After: 1\r\n"
+                      "Connection: close\r\nContent-Length: %zu\r\n\r\n",
+                      status, esp_http_reason(status), esp_strbuf_str(&c->headers), len);
+    if (!c->is_head)
+        esp_strbuf_add(b, text, len);
+}
+
+void esp_http_last_words(struct esp_http_request *r, int status, const char *text, size_t len)
+{
+    struct conn *c = conn_of(r);
+    struct esp_strbuf b;
+
+    if (c->guarded < 0 || (c->state != HANDLING && c->state != STREAMING))
+        return;
+    esp_strbuf_init(&b, 1 << 16);
+    if (c->state == HANDLING)
+        whole_words(c, status, text, len, &b);
+    else if (c->chunked_out)
+        esp_strbuf_printf(&b, "%zx\r\n%.*s\r\n0\r\n\r\n", len, (int)len, text);
+    else
+        esp_strbuf_add(&b, text, len);
+    c->has_words = c->state == STREAMING;
+    esp_guard_words(c->http->o.guard, c->guarded, esp_strbuf_str(&b), b.failed ? 0 : b.len);
+    if (evbuffer_get_length(output(c)))
+        esp_guard_speak(c->http->o.guard, c->guarded, false); /* until what was said before is out */
+    esp_strbuf_free(&b);
+}
+
 static void start_reply(struct conn *c, int status, const char *type)
 {
     struct evbuffer *out = output(c);
+
+    c->has_words = false;
+    esp_guard_speak(c->http->o.guard, c->guarded, false);
 
     evbuffer_add_printf(out, "HTTP/1.1 %d %s\r\n", status, esp_http_reason(status));
     evbuffer_add(out, esp_strbuf_str(&c->headers), c->headers.len);
@@ -404,6 +451,7 @@ static void start_reply(struct conn *c, int status, const char *type)
 static void finish(struct conn *c)
 {
     c->state = FINISHING;
+    esp_guard_speak(c->http->o.guard, c->guarded, false);
     c->r.on_gone = NULL;
     arm(c, c->http->o.write_timeout);
     if (evbuffer_get_length(output(c)) == 0 && !c->busy) { /* all of it went out before the end was known */
@@ -451,6 +499,7 @@ static void on_stuck(void *arg)
 {
     struct conn *c = arg;
 
+    esp_guard_speak(c->http->o.guard, c->guarded, false);
     if (!evtimer_pending(c->timer, NULL))
         arm(c, c->http->o.write_timeout);
 }
@@ -500,6 +549,7 @@ static struct conn *make_conn(struct esp_http *h, evutil_socket_t fd)
         return NULL;
     }
     c->http = h;
+    c->guarded = -1;
     c->prev = &h->conns;
     c->next = h->conns;
     if (c->next)
@@ -518,6 +568,8 @@ static struct conn *make_conn(struct esp_http *h, evutil_socket_t fd)
         free_conn(c);
         return NULL;
     }
+    if (h->o.guard)
+        c->guarded = esp_guard_take(h->o.guard, fd);
     return c;
 }
 
@@ -549,6 +601,13 @@ esp_status esp_http_listen(struct esp_http *h, const char *host, uint16_t port, 
     const struct esp_listener_opts o = {h->base, on_accept, h, h->o.backlog};
 
     return esp_listeners_add(&h->listeners, &o, host, port, bound, err);
+}
+
+esp_status esp_http_inherit(struct esp_http *h, int fd, uint16_t *bound, esp_error *err)
+{
+    const struct esp_listener_opts o = {h->base, on_accept, h, h->o.backlog};
+
+    return esp_listeners_inherit(&h->listeners, &o, fd, bound, err);
 }
 
 void esp_http_drain(struct esp_http *h)

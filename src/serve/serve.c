@@ -181,14 +181,17 @@ static bool is_local_host(const char *host)
 }
 
 /* Listen on one address; *port becomes the one in use. */
-static esp_status listen_one(struct esp_server *s, const char *host, uint16_t *port, esp_error *err)
+static esp_status listen_one(struct esp_server *s, size_t i, const char *host, uint16_t *port, esp_error *err)
 {
     const bool v6 = strchr(host, ':') && strncmp(host, "unix:", 5) != 0;
     const char *prefix = s->o.api_prefix ? s->o.api_prefix : "";
     uint16_t bound = 0;
     char url[400];
 
-    ESP_TRY(esp_http_listen(s->http, host, *port, &bound, err));
+    if (i < s->o.n_inherited)
+        ESP_TRY(esp_http_inherit(s->http, s->o.inherited[i], &bound, err));
+    else
+        ESP_TRY(esp_http_listen(s->http, host, *port, &bound, err));
     if (bound) {
         *port = bound; /* one port for all addresses, also when the system chose it */
         snprintf(url, sizeof url, "http://%s%s%s:%u%s", v6 ? "[" : "", host, v6 ? "]" : "", bound, prefix);
@@ -213,9 +216,9 @@ static esp_status listen_all(struct esp_server *s, esp_error *err)
             "listening beyond this machine without an API key; give --api-key, or --insecure to do it "
             "all the same");
     if (s->o.n_host == 0)
-        return listen_one(s, "127.0.0.1", &port, err);
+        return listen_one(s, 0, "127.0.0.1", &port, err);
     for (size_t i = 0; i < s->o.n_host; i++)
-        ESP_TRY(listen_one(s, s->o.hosts[i], &port, err));
+        ESP_TRY(listen_one(s, i, s->o.hosts[i], &port, err));
     return ESP_OK;
 }
 
@@ -235,7 +238,8 @@ static esp_status open_server(struct esp_server *s, esp_error *err)
                                        .keepalive_timeout = o->keepalive_timeout,
                                        .handle = esp_call_handle,
                                        .refuse = esp_call_refuse,
-                                       .user = s};
+                                       .user = s,
+                                       .guard = o->guard};
 
     s->started = esp_serve_now();
     s->started_unix = (int64_t)time(NULL);

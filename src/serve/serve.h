@@ -18,6 +18,7 @@
 
 #include "espalier/espalier.h"
 
+struct esp_guard;
 struct esp_server;
 
 enum { ESP_SERVE_MAX_HOSTS = 8, ESP_SERVE_MAX_NAMES = 32, ESP_SERVE_MAX_KEYS = 1024 };
@@ -51,6 +52,9 @@ struct esp_serve_opts {
     /* Network. */
     const char *hosts[ESP_SERVE_MAX_HOSTS]; /* addresses or unix:/path; none: 127.0.0.1 */
     size_t n_host;
+    int inherited[ESP_SERVE_MAX_HOSTS]; /* [n_inherited] sockets to accept on, in place of the first hosts */
+    size_t n_inherited;
+    struct esp_guard *guard; /* of the parent, see guard.h; NULL: none */
     uint16_t port;
     const char *api_prefix; /* "" or "/x": in front of every path */
     uint32_t backlog, max_connections;

@@ -156,6 +156,8 @@ void esp_sse_begin(struct esp_call *c);
 void esp_sse_data(struct esp_call *c, const char *event, json_t *v);
 void esp_sse_line(struct esp_call *c, const char *line);
 void esp_sse_end(struct esp_call *c);
+/* The stream's last event should this process die; sequence: its number in the responses dialect, else -1. */
+void esp_sse_last_words(struct esp_call *c, int64_t sequence);
 
 /* ---- calls ---- */
 
