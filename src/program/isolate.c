@@ -25,6 +25,7 @@ struct parent {
     struct esp_serve_opts *o;
     struct esp_guard *guard;
     pid_t child;
+    size_t n_given;            /* sockets that are somebody else's: their files stay */
     double deaths[MAX_DEATHS]; /* the last ones, oldest first */
     bool stopping;
 };
@@ -63,11 +64,13 @@ static esp_status listen_all(struct esp_serve_opts *o, esp_error *err)
     return ESP_OK;
 }
 
-static void close_all(struct esp_serve_opts *o)
+static void close_all(struct parent *p)
 {
+    struct esp_serve_opts *o = p->o;
+
     for (size_t i = 0; i < o->n_inherited; i++) {
         close(o->inherited[i]);
-        if (strncmp(o->hosts[i], "unix:", 5) == 0)
+        if (i >= p->n_given && strncmp(o->hosts[i], "unix:", 5) == 0)
             unlink(o->hosts[i] + 5);
     }
     o->n_inherited = 0;
@@ -114,7 +117,7 @@ static void pass_signals(struct parent *p)
     if (!esp_interrupted() || p->stopping)
         return;
     p->stopping = true;
-    close_all(p->o); /* nobody new; the child has its own */
+    close_all(p); /* nobody new; the child has its own */
     kill(p->child, SIGTERM);
 }
 
@@ -168,7 +171,7 @@ static bool bury(struct parent *p, int sig, int *code)
 esp_status esp_isolate(struct esp_serve_opts *o, enum esp_isolated *who, bool *again, int *code,
                        esp_error *err)
 {
-    struct parent p = {.o = o};
+    struct parent p = {.o = o, .n_given = o->n_inherited};
     esp_status s = listen_all(o, err);
     bool more = s == ESP_OK;
 
@@ -193,7 +196,7 @@ esp_status esp_isolate(struct esp_serve_opts *o, enum esp_isolated *who, bool *a
         else
             *code = WEXITSTATUS(status);
     }
-    close_all(o);
+    close_all(&p);
     esp_guard_close(p.guard);
     *who = ESP_ISOLATE_PARENT;
     return s;

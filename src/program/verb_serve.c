@@ -19,6 +19,7 @@
 #include "program/device.h"
 #include "program/fit.h"
 #include "program/isolate.h"
+#include "program/manager.h"
 #include "program/output.h"
 #include "program/running.h"
 #include "program/sandbox.h"
@@ -289,6 +290,7 @@ static void print_ready(const struct serving *s)
 static void ready(void *user)
 {
     struct serving *s = user;
+    const int manager = s->again ? -1 : esp_manager_open();
 
     /* All threads are there and all addresses are listened on. */
     if (s->opt->v[OPT_SECCOMP].on && esp_sandbox_enter(ESP_SANDBOX_SERVE, &s->sandbox) != ESP_OK) {
@@ -303,6 +305,7 @@ static void ready(void *user)
             esp_say_warn("--ready-fd %d: nothing can be written there", fd);
         close(fd);
     }
+    esp_manager_tell(manager, "READY=1");
     esp_running_add(json_pack("{s:s,s:s,s:I,s:I}", "url", s->url, "model", s->o.model_id, "context",
                               (json_int_t)s->session.engine_opts.context, "rows",
                               (json_int_t)s->session.engine_opts.rows));
@@ -473,7 +476,9 @@ static int run(struct serving *s, struct esp_options *o)
     s->o.state = o->v[OPT_STATE].s;
     s->o.fingerprint = s->fingerprint;
     pidfile = o->v[OPT_PIDFILE].s;
-    status = write_pid(pidfile, &err);
+    status = esp_manager_sockets(&s->o, &err);
+    if (status == ESP_OK)
+        status = write_pid(pidfile, &err);
     if (status == ESP_OK && o->v[OPT_ISOLATE].on)
         status = esp_isolate(&s->o, &who, &again, &code, &err);
     if (status == ESP_OK && who == ESP_ISOLATE_PARENT) {
