@@ -174,6 +174,7 @@ static esp_status take_network(struct esp_serve_opts *o, const struct esp_option
     o->no_metrics = !v[OPT_METRICS].on;
     o->no_page = !v[OPT_UI].on;
     o->metrics_public = v[OPT_METRICS_PUBLIC].on;
+    o->slots_text = v[OPT_SLOTS_TEXT].on;
     o->log_content = v[OPT_LOG_CONTENT].s;
     o->log_json = v[OPT_LOG_FORMAT].i == 1;
     return ESP_OK;

@@ -147,6 +147,14 @@ static void look_at_jobs(struct esp_server *s, double now)
     }
 }
 
+static void note_minute(struct esp_server *s, double now)
+{
+    esp_stats t;
+
+    esp_life_stats(s, &t);
+    esp_minute_note(&s->minute, now, t.prompt_tokens, t.generated_tokens);
+}
+
 static void on_tick(evutil_socket_t fd, short what, void *arg)
 {
     struct esp_server *s = arg;
@@ -162,6 +170,7 @@ static void on_tick(evutil_socket_t fd, short what, void *arg)
     if (asked & ESP_SERVE_STOP || s->asked_to_end)
         drain(s);
     look_at_jobs(s, now);
+    note_minute(s, now);
     esp_life_tick(s, now);
     for (struct esp_call *c = s->calls; c; c = next) {
         next = c->next;
@@ -243,6 +252,7 @@ static esp_status open_server(struct esp_server *s, esp_error *err)
 
     s->started = esp_serve_now();
     s->started_unix = (int64_t)time(NULL);
+    esp_minute_note(&s->minute, s->started, 0, 0);
     s->recent = json_array();
     s->errors = json_object();
     s->log_level = ESP_LOG_ALL;

@@ -80,7 +80,7 @@ struct esp_serve_opts {
     double header_timeout, body_timeout, write_timeout, keepalive_timeout, request_timeout, shutdown_timeout,
         queue_timeout, idle_sleep,
         sse_ping; /* seconds; request_timeout and idle_sleep 0, sse_ping below 0: off */
-    bool strict_max_tokens, strict_history;
+    bool strict_max_tokens;
     /* Answers. */
     struct esp_serve_sampling sampling;
     const char *dry_breakers[ESP_SERVE_MAX_NAMES]; /* texts that end a repetition */
@@ -113,6 +113,7 @@ struct esp_serve_opts {
     bool no_metrics, metrics_public, log_json;
     bool codex_catalog;      /* GET /v1/models has the list that Codex reads, too */
     const char *log_content; /* folder for a file a request, with its text and its answers'; NULL: none */
+    bool slots_text;         /* GET /slots has the prompts that run */
     bool cache_debug;        /* ext.cache.divergence for every request */
     unsigned metrics_names;  /* families: esp_serve_metrics, or-ed; 0: all */
     bool no_page;            /* GET / is a line of text instead of the web page */

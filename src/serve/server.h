@@ -93,6 +93,7 @@ struct esp_server {
     struct esp_call *calls; /* those alive */
     struct esp_job *jobs;   /* generations that have not ended */
     struct esp_metrics metrics;
+    struct esp_minute minute; /* tokens of prompts, of answers */
     struct esp_keys *keys;
     struct esp_content *content; /* NULL: not logged */
     struct esp_mounts *adapters;
