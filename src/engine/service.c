@@ -28,7 +28,7 @@ enum { DEFAULT_EVENTS = 4096, STEP_EVENTS = 64 };
 
 /* ---- events ---- */
 
-/* The counter is 0 or 1, so neither call can fail but for a descriptor that somebody else closed. */
+/* The counter stays small, so neither call can fail but for a descriptor that somebody else closed, or one that is clear. */
 static void signal_fd(int fd)
 {
     const uint64_t one = 1;
@@ -48,17 +48,26 @@ static void clear_fd(int fd)
 void esp_service_push(struct esp_service *v, const struct esp_service_event *e)
 {
     pthread_mutex_lock(&v->lock);
-    while (v->n == v->cap && !v->stop)
+    while (v->n == v->cap && !v->stop) {
+        signal_fd(v->fd);
         pthread_cond_wait(&v->space, &v->lock);
+    }
     if (v->n < v->cap) {
         v->ring[(v->first + v->n) % v->cap] = *e;
         v->n++;
-        if (v->n == 1)
-            signal_fd(v->fd);
+        v->untold = true;
     }
     if (e->last)
         v->n_pending--;
     pthread_mutex_unlock(&v->lock);
+}
+
+/* Wake the reader, once for all that a turn has pushed and without the lock that it takes next. */
+static void tell_reader(struct esp_service *v)
+{
+    if (v->untold)
+        signal_fd(v->fd);
+    v->untold = false;
 }
 
 struct esp_service_event esp_service_event_of(const struct esp_service_job *j, uint32_t choice,
@@ -325,6 +334,7 @@ static void *run(void *arg)
         if (between)
             between->status = between->fn(between->user, v->g, between->err);
         ran = turn(v, x);
+        tell_reader(v);
         esp_engine_stats(v->g, &stats);
         pthread_mutex_lock(&v->lock);
         v->stats = stats;
@@ -344,6 +354,7 @@ static void *run(void *arg)
     pthread_mutex_unlock(&v->lock);
     for (struct esp_service_job *j = v->jobs; j; j = j->next)
         esp_service_end_job(v, j, NULL);
+    tell_reader(v);
     pthread_mutex_lock(&v->lock);
     v->ended = true;
     pthread_cond_broadcast(&v->finished);
@@ -530,11 +541,10 @@ size_t esp_service_poll(struct esp_service *v, struct esp_service_event *out, si
         v->first = (v->first + 1) % v->cap;
         v->n--;
     }
-    if (n) {
-        if (v->n == 0)
-            clear_fd(v->fd);
+    if (v->n == 0)
+        clear_fd(v->fd); /* also when it was told of what an earlier call took */
+    if (n)
         pthread_cond_signal(&v->space);
-    }
     pthread_mutex_unlock(&v->lock);
     return n;
 }

@@ -36,6 +36,7 @@ struct esp_service {
     double turned_at; /* when the loop last went round */
     /* The thread's own. */
     uint32_t n_open; /* sequences open or promised */
+    bool untold;     /* events of which the reader has not been told */
     bool unsaved;    /* texts may be waiting for their files */
 };
 

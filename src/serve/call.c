@@ -242,7 +242,7 @@ void esp_sse_begin(struct esp_call *c)
 }
 
 /* A write may end in on_gone, which clears c->r; the call itself lives while a job of it does. */
-static void sse_write(struct esp_call *c, const struct esp_strbuf *b)
+void esp_sse_write(struct esp_call *c, const struct esp_strbuf *b)
 {
     c->last_write = esp_serve_now();
     if (c->r && !b->failed)
@@ -260,7 +260,7 @@ void esp_sse_data(struct esp_call *c, const char *event, json_t *v)
         esp_strbuf_puts(&b, "data: ");
         esp_json_add(&b, v);
         esp_strbuf_puts(&b, "\n\n");
-        sse_write(c, &b);
+        esp_sse_write(c, &b);
         esp_strbuf_free(&b);
     }
     json_decref(v);
@@ -274,7 +274,7 @@ void esp_sse_line(struct esp_call *c, const char *line)
         return;
     esp_strbuf_init(&b, 4096);
     esp_strbuf_printf(&b, "%s\n\n", line);
-    sse_write(c, &b);
+    esp_sse_write(c, &b);
     esp_strbuf_free(&b);
 }
 

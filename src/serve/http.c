@@ -22,7 +22,7 @@
 #include "serve/http_late.h"
 #include "serve/http_listen.h"
 
-enum { READ_AHEAD = 64 << 10, HEADER_BYTES = 8 << 10, LINGER_SECONDS = 2 };
+enum { READ_AHEAD = 64 << 10, HEADER_BYTES = 8 << 10, LINGER_SECONDS = 2, FRAME = 24 /* of a chunk */ };
 
 enum state {
     READ_HEAD,
@@ -504,6 +504,34 @@ static void on_stuck(void *arg)
         arm(c, c->http->o.write_timeout);
 }
 
+static size_t put_hex(char *out, size_t n)
+{
+    size_t digits = 1;
+
+    while (digits < 2 * sizeof n && n >> (4 * digits))
+        digits++;
+    for (size_t i = 0; i < digits; i++)
+        out[i] = "0123456789abcdef"[n >> (4 * (digits - 1 - i)) & 15];
+    return digits;
+}
+
+/* A chunk, in one piece: most are a hundred bytes. Without memory it is lost with its connection. */
+static void add_chunk(struct evbuffer *out, const char *data, size_t len)
+{
+    struct evbuffer_iovec v;
+    char *at;
+
+    if (evbuffer_reserve_space(out, (ev_ssize_t)(len + FRAME), &v, 1) < 1)
+        return;
+    at = v.iov_base;
+    at += put_hex(at, len);
+    memcpy(at, "\r\n", 2);
+    memcpy(at + 2, data, len);
+    memcpy(at + 2 + len, "\r\n", 2);
+    v.iov_len = (size_t)(at + len + 4 - (char *)v.iov_base);
+    evbuffer_commit_space(out, &v, 1);
+}
+
 bool esp_http_write(struct esp_http_request *r, const char *data, size_t len)
 {
     struct conn *c = conn_of(r);
@@ -521,10 +549,9 @@ bool esp_http_write(struct esp_http_request *r, const char *data, size_t len)
     if (out == output(c))
         on_stuck(c);
     if (c->chunked_out)
-        evbuffer_add_printf(out, "%zx\r\n", len);
-    evbuffer_add(out, data, len);
-    if (c->chunked_out)
-        evbuffer_add(out, "\r\n", 2);
+        add_chunk(out, data, len);
+    else
+        evbuffer_add(out, data, len);
     return true;
 }
 

@@ -155,6 +155,7 @@ void esp_reply_error(struct esp_call *c);
 /* Server-sent events: the reply begins, one frame (event NULL: data alone), a comment, the end. */
 void esp_sse_begin(struct esp_call *c);
 void esp_sse_data(struct esp_call *c, const char *event, json_t *v);
+void esp_sse_write(struct esp_call *c, const struct esp_strbuf *b); /* frames as they are */
 void esp_sse_line(struct esp_call *c, const char *line);
 void esp_sse_end(struct esp_call *c);
 /* The stream's last event should this process die; sequence: its number in the responses dialect, else -1. */
