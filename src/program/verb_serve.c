@@ -446,6 +446,31 @@ static esp_status restrict_process(const struct serving *s, esp_error *err)
     return s->opt->v[OPT_SECCOMP].on ? esp_sandbox_enter(ESP_SANDBOX_START, err) : ESP_OK;
 }
 
+/* A port that one of our own has: say so. */
+static void name_holder(const struct esp_options *o, esp_error *err)
+{
+    json_t *list, *v;
+    size_t i;
+
+    if (err->status != ESP_EIO || strncmp(err->message, "cannot listen", 13) != 0)
+        return;
+    list = esp_running_list();
+    json_array_foreach(list, i, v)
+    {
+        const char *url = json_string_value(json_object_get(v, "url")),
+                   *port = url ? strrchr(url, ':') : NULL;
+        const size_t used = strlen(err->message);
+
+        if (port && strtol(port + 1, NULL, 10) == o->v[OPT_PORT].i) {
+            snprintf(err->message + used, sizeof err->message - used,
+                     " (process %lld, an espalier server, has it; 'espalier stop %s' ends that)",
+                     (long long)json_integer_value(json_object_get(v, "pid")), port + 1);
+            break;
+        }
+    }
+    json_decref(list);
+}
+
 static int run(struct serving *s, struct esp_options *o)
 {
     enum esp_isolated who = ESP_ISOLATE_CHILD;
@@ -493,6 +518,7 @@ static int run(struct serving *s, struct esp_options *o)
         status = restrict_process(s, &err);
     if (status == ESP_OK)
         status = esp_serve(&s->o, &err);
+    name_holder(o, &err);
     if (status == ESP_OK && s->stop) {
         err = s->sandbox;
         status = err.status;

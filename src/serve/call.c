@@ -10,6 +10,7 @@
 #include <strings.h>
 
 #include "base/json.h"
+#include "base/limits.h"
 #include "base/mem.h"
 
 #include "serve/content.h"
@@ -601,7 +602,11 @@ void esp_call_refuse(void *server, struct esp_http_request *r, int status, const
         if (codes[i].status == status)
             code = codes[i].code;
     if (status == 413)
-        esp_api_fail(&c->e, code, NULL, "%s: at most %llu bytes", why, (unsigned long long)s->o.max_body);
+        esp_api_fail(&c->e, code, NULL, "%s: at most %llu bytes (--max-body)", why,
+                     (unsigned long long)s->o.max_body);
+    else if (status == 414 || status == 431)
+        esp_api_fail(&c->e, code, NULL, "%s: at most %u bytes", why,
+                     status == 414 ? ESP_LIMIT_HTTP_URI : ESP_LIMIT_HTTP_HEAD);
     else
         esp_api_fail(&c->e, code, NULL, "%s", why);
     c->n_job++;

@@ -110,6 +110,8 @@ esp_status esp_keys_open(struct esp_keys **out, const char *single, const char *
         s = add(k, single, "key", true, err);
     if (s == ESP_OK && file)
         s = read_file(k, file, err);
+    if (s != ESP_OK && file)
+        esp_fail_in(err, s, "--api-key-file");
     if (s == ESP_OK && file && k->n == 0)
         s = esp_fail(err, ESP_EFORMAT, "%s: no keys in it", file);
     if (s != ESP_OK) {

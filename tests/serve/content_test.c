@@ -151,6 +151,9 @@ static void test_folders(void **state)
         o = s.o;
         o.log_content = i ? missing : file;
         test_refused(esp_serve(&o, &err), ESP_EIO, &err, i ? "must be there" : "a folder is needed");
+        o = s.o;
+        o.response_dir = i ? missing : file;
+        test_refused(esp_serve(&o, &err), ESP_EIO, &err, i ? "cannot be made" : "a folder is needed");
         esp_strbuf_free(&s.log);
     }
 }

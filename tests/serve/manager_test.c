@@ -129,9 +129,32 @@ static void test_refusals(void **state)
     close(good);
 }
 
+/* A port that another server has: who it is and how to end it. */
+static void test_taken(void **state)
+{
+    char command[700], text[2000] = "", who[100];
+    struct process p;
+    FILE *f;
+
+    (void)state;
+    PROCESS(&p, "--ctx", "512");
+    snprintf(command, sizeof command, "%s serve %s --port %u 2>&1", ESP_PROGRAM, test_path("models/demo"),
+             p.at.port);
+    f = popen(command, "r");
+    assert_non_null(f);
+    assert_true(fread(text, 1, sizeof text - 1, f) > 0);
+    assert_int_equal(WEXITSTATUS(pclose(f)), 1);
+    snprintf(who, sizeof who, "(process %ld, an espalier server, has it; 'espalier stop %u' ends that)",
+             (long)p.pid, p.at.port);
+    if (!strstr(text, who))
+        fail_msg("no '%s' in: %s", who, text);
+    process_stop(&p);
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_start), cmocka_unit_test(test_refusals)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_start), cmocka_unit_test(test_refusals),
+                                       cmocka_unit_test(test_taken)};
 
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
