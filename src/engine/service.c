@@ -28,7 +28,8 @@ enum { DEFAULT_EVENTS = 4096, STEP_EVENTS = 64 };
 
 /* ---- events ---- */
 
-/* The counter stays small, so neither call can fail but for a descriptor that somebody else closed, or one that is clear. */
+/* The counter stays small, so neither call can fail but for a descriptor that somebody else closed, or one
+ * that is clear. */
 static void signal_fd(int fd)
 {
     const uint64_t one = 1;

@@ -13,9 +13,9 @@
 enum esp_isolated { ESP_ISOLATE_CHILD, ESP_ISOLATE_PARENT };
 
 /*
- * Before the process has threads. Returns in every child with ESP_ISOLATE_CHILD and o changed to accept on the
- * parent's sockets; *again: it is not the first. In the parent with ESP_ISOLATE_PARENT when it is all over and
- * *code, what the program should exit with. ESP_EIO: an address cannot be had; nothing was started.
+ * Before the process has threads. Returns in every child with ESP_ISOLATE_CHILD and o changed to accept on
+ * the parent's sockets; *again: it is not the first. In the parent with ESP_ISOLATE_PARENT when it is all
+ * over and *code, what the program should exit with. ESP_EIO: an address cannot be had; nothing was started.
  */
 esp_status esp_isolate(struct esp_serve_opts *o, enum esp_isolated *who, bool *again, int *code,
                        esp_error *err);

@@ -471,24 +471,8 @@ static void name_holder(const struct esp_options *o, esp_error *err)
     json_decref(list);
 }
 
-static int run(struct serving *s, struct esp_options *o)
+static void take_callbacks(struct serving *s, const struct esp_options *o)
 {
-    enum esp_isolated who = ESP_ISOLATE_CHILD;
-    const char *pidfile;
-    bool again = false;
-    int code = ESP_EXIT_OK;
-    esp_error err = {0};
-    esp_status status = read_config(s, o, &err);
-
-    if (status != ESP_OK)
-        return esp_report(status, &err);
-    esp_serve_defaults(&s->o);
-    name_model(s);
-    status = esp_serve_flags(&s->o, o, &err);
-    if (status != ESP_OK)
-        return esp_report(status, &err);
-    if (o->v[OPT_DRY_RUN].on)
-        return dry_run(s);
     s->o.user = s;
     s->o.load = load;
     s->o.unload = unload;
@@ -500,35 +484,71 @@ static int run(struct serving *s, struct esp_options *o)
     s->o.kv = o->v[OPT_KV].s;
     s->o.state = o->v[OPT_STATE].s;
     s->o.fingerprint = s->fingerprint;
-    pidfile = o->v[OPT_PIDFILE].s;
-    status = esp_manager_sockets(&s->o, &err);
+}
+
+/* In the process that computes, which may be the only one: until the server has ended. */
+static esp_status serve(struct serving *s, const struct esp_options *o, esp_error *err)
+{
+    esp_status status = restrict_process(s, err);
+
     if (status == ESP_OK)
-        status = write_pid(pidfile, &err);
-    if (status == ESP_OK && o->v[OPT_ISOLATE].on)
-        status = esp_isolate(&s->o, &who, &again, &code, &err);
-    if (status == ESP_OK && who == ESP_ISOLATE_PARENT) {
-        if (pidfile)
-            unlink(pidfile);
-        return code;
-    }
-    if (o->v[OPT_ISOLATE].on)
-        pidfile = NULL; /* the parent's */
-    s->again = again;
-    if (status == ESP_OK)
-        status = restrict_process(s, &err);
-    if (status == ESP_OK)
-        status = esp_serve(&s->o, &err);
-    name_holder(o, &err);
+        status = esp_serve(&s->o, err);
+    name_holder(o, err);
     if (status == ESP_OK && s->stop) {
-        err = s->sandbox;
-        status = err.status;
+        *err = s->sandbox;
+        status = err->status;
     }
     esp_running_remove();
-    if (pidfile)
-        unlink(pidfile);
     if (status == ESP_ECANCELLED && esp_interrupted())
         status = ESP_OK; /* stopped while loading */
+    return status;
+}
+
+/* The exit code; *parent: of the process that watches another one. */
+static int serve_or_watch(struct serving *s, const struct esp_options *o, bool *parent)
+{
+    enum esp_isolated who = ESP_ISOLATE_CHILD;
+    int code = ESP_EXIT_OK;
+    esp_error err = {0};
+    esp_status status = ESP_OK;
+
+    if (o->v[OPT_ISOLATE].on)
+        status = esp_isolate(&s->o, &who, &s->again, &code, &err);
+    *parent = status != ESP_OK || who == ESP_ISOLATE_PARENT;
+    if (status != ESP_OK)
+        name_holder(o, &err);
+    else if (who == ESP_ISOLATE_PARENT)
+        return code;
+    else
+        status = serve(s, o, &err);
     return status == ESP_OK ? ESP_EXIT_OK : esp_report(status, &err);
+}
+
+static int run(struct serving *s, struct esp_options *o)
+{
+    bool parent = false;
+    esp_error err = {0};
+    esp_status status = read_config(s, o, &err);
+    int code;
+
+    if (status != ESP_OK)
+        return esp_report(status, &err);
+    esp_serve_defaults(&s->o);
+    name_model(s);
+    status = esp_serve_flags(&s->o, o, &err);
+    if (status == ESP_OK && o->v[OPT_DRY_RUN].on)
+        return dry_run(s);
+    take_callbacks(s, o);
+    if (status == ESP_OK)
+        status = esp_manager_sockets(&s->o, &err);
+    if (status == ESP_OK)
+        status = write_pid(o->v[OPT_PIDFILE].s, &err);
+    if (status != ESP_OK)
+        return esp_report(status, &err);
+    code = serve_or_watch(s, o, &parent);
+    if (o->v[OPT_PIDFILE].s && (parent || !o->v[OPT_ISOLATE].on))
+        unlink(o->v[OPT_PIDFILE].s);
+    return code;
 }
 
 int esp_verb_serve(const struct esp_options *o)

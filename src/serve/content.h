@@ -1,6 +1,6 @@
 /*
- * --log-content: what was asked and answered, one file a request, for whoever runs the server and wants to see
- * it. Off unless asked for; nothing else in the server writes the text of a prompt or an answer down.
+ * --log-content: what was asked and answered, one file a request, for whoever runs the server and wants to
+ * see it. Off unless asked for; nothing else in the server writes the text of a prompt or an answer down.
  *
  * A file is readable by its owner alone. Headers are not in it, members named as keys are left out, and the
  * caller's own API key is struck out wherever it stands. Files are written on a thread; when it falls too far

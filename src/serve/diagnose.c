@@ -77,8 +77,8 @@ static json_t *divergence(const struct esp_job *j)
                      around(j->s, &j->prompt, j->agreed));
 }
 
-/* The texts part inside an earlier answer, and much that was cached behind it is lost: a template that leaves out
- * old thinking does that, or a client that changes what it was sent. */
+/* The texts part inside an earlier answer, and much that was cached behind it is lost: a template that leaves
+ * out old thinking does that, or a client that changes what it was sent. */
 static void warn_rewritten(struct esp_job *j)
 {
     static const char mark[] = "<|im_start|>assistant";

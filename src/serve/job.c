@@ -481,30 +481,18 @@ static bool within_share(const struct esp_server *s, const struct esp_call *c, u
                         pending - n, most);
 }
 
-bool esp_job_start(struct esp_job **out, const struct esp_job_opts *o, uint64_t limit,
-                   struct esp_api_error *e)
+/* A job of o that has not been handed over; its choices are as far as they came. */
+static bool init_job(struct esp_job *j, const struct esp_job_opts *o, uint64_t limit, struct esp_api_error *e)
 {
-    struct esp_job *j = esp_alloc(sizeof *j), **tail;
-    struct esp_ids prompt = o->prompt;
     bool ok = true;
 
-    if (!within_share(o->call->s, o->call, o->gen->n, e)) {
-        o->call->s->metrics.rejected_queue += e->code && strcmp(e->code, "queue_full") == 0;
-        esp_ids_free(&prompt);
-        esp_free(j);
-        return false;
-    }
-    if (!j) {
-        esp_ids_free(&prompt);
-        return esp_api_fail(e, "device_lost", NULL, "no memory for the request");
-    }
     j->s = o->call->s;
     j->call = o->call;
     j->sink = o->sink;
     j->gen = o->gen;
     j->index = o->index;
     j->call_prefix = o->call_prefix ? o->call_prefix : "call_";
-    j->prompt = prompt;
+    j->prompt = o->prompt;
     j->started = o->call->started;
     j->n = j->n_open = o->gen->n;
     for (uint32_t i = 0; ok && i < j->n; i++)
@@ -518,6 +506,23 @@ bool esp_job_start(struct esp_job **out, const struct esp_job_opts *o, uint64_t 
     if (j->n_pin)
         memcpy(j->pins, o->pins, j->n_pin * sizeof *j->pins);
     snprintf(j->opening, sizeof j->opening, "%s", o->opening ? o->opening : "");
+    return ok;
+}
+
+bool esp_job_start(struct esp_job **out, const struct esp_job_opts *o, uint64_t limit,
+                   struct esp_api_error *e)
+{
+    const bool shared = within_share(o->call->s, o->call, o->gen->n, e);
+    struct esp_job *j = shared ? esp_alloc(sizeof *j) : NULL, **tail;
+    struct esp_ids prompt = o->prompt;
+    bool ok;
+
+    if (!j) {
+        esp_ids_free(&prompt);
+        o->call->s->metrics.rejected_queue += !shared && strcmp(e->code, "queue_full") == 0;
+        return esp_api_fail(e, "device_lost", NULL, "no memory for the request");
+    }
+    ok = init_job(j, o, limit, e);
     if (ok && j->choices[0].banned && (uint64_t)o->gen->min_tokens < limit)
         limit = (uint64_t)o->gen->min_tokens;
     if (!ok || !submit(j, NULL, &j->prompt, limit, e)) {

@@ -97,7 +97,7 @@ static void test_ranks(void **state)
     esp_engine_close(g);
 }
 
-/* Who has waited long enough goes before everybody but priority -100, the oldest first; the others by rank. */
+/* Who has waited long enough goes before all but priority -100, the oldest first; the others by rank. */
 static void test_aging(void **state)
 {
     static const int32_t priority[6] = {50, 40, 0, -100, -5, 100};

@@ -395,7 +395,7 @@ static void test_goes_on(void **state)
     esp_engine_close(g);
 }
 
-/* An owner's requests beyond its rows wait, and others go past them; a place that it frees is its own again. */
+/* An owner's requests beyond its rows wait, and others go past them. */
 static void test_owners(void **state)
 {
     esp_engine *g = open_engine((esp_engine_opts){.max_seqs = 8, .rows = 4, .queue = 8, .kv_tokens = 2048});

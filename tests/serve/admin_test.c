@@ -147,7 +147,7 @@ static void test_running(void **state)
     }
 }
 
-/* user turn, an answer, and 1,100 tokens behind it, whose repetition agrees up to the answer or not as far. */
+/* A user turn, an answer, and 1,100 tokens behind it. */
 static struct reply long_chat(const struct server *s, const char *first, const char *answer)
 {
     struct esp_strbuf b;

@@ -1,6 +1,6 @@
 /*
- * --isolate: the process that computes is killed at the worst moments. Every client that was being answered is
- * told in the form of its protocol, the next ones are served, and a process that keeps dying is given up.
+ * --isolate: the process that computes is killed at the worst moments. Every client that was being answered
+ * is told in the form of its protocol, the next ones are served, and a process that keeps dying is given up.
  *
  * SPDX-License-Identifier: MIT
  */
@@ -152,7 +152,7 @@ static void test_streams(void **state)
     }
 }
 
-/* Replies that have not begun: running, waiting in the queue, and in the other dialect; an idle connection just ends. */
+/* Replies that have not begun: running, waiting, and in the other dialect; an idle connection just ends. */
 static void test_whole(void **state)
 {
     struct esp_strbuf rest;
