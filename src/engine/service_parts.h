@@ -49,6 +49,11 @@ struct esp_service_event esp_service_event_of(const struct esp_service_job *j, u
 /* End every choice that has not ended: with a failure, or cancelled when err is NULL. */
 void esp_service_end_job(struct esp_service *v, struct esp_service_job *j, const esp_error *err);
 
+/* ---- service_open.c ---- */
+
+/* Let in what there is room for. */
+void esp_service_open_jobs(struct esp_service *v);
+
 /* ---- service_prompt.c ---- */
 
 /* How far the prompt of j is, when that is wanted and has changed: before its first token is told. */

@@ -12,6 +12,24 @@
 #include "base/mem.h"
 #include "program/session.h"
 
+/* A copy that lives as long as the process: the server keeps it. NULL: no memory. */
+static const char *keep(const char *text, size_t len)
+{
+    struct kept {
+        struct kept *next;
+        char text[];
+    };
+    static struct kept *all;
+    struct kept *k = esp_alloc(sizeof *k + len + 1);
+
+    if (!k)
+        return NULL;
+    memcpy(k->text, text, len);
+    k->next = all;
+    all = k;
+    return k->text;
+}
+
 /* Values of a repeatable flag, each of which may be a comma list. */
 static esp_status take_list(const struct esp_options *opt, enum esp_opt_id id, const char **out, size_t cap,
                             size_t *n, esp_error *err)
@@ -23,12 +41,12 @@ static esp_status take_list(const struct esp_options *opt, enum esp_opt_id id, c
 
         while (*at) {
             const size_t len = strcspn(at, ",");
-            char *copy;
+            const char *copy;
 
             if (*n == cap)
                 return esp_fail(err, ESP_EINVAL, "--%s: more than %zu values", esp_opt_get(id)->name, cap);
             if (len) {
-                copy = esp_strndup(at, len); /* lives as long as the process: the server keeps it */
+                copy = keep(at, len);
                 if (!copy)
                     return esp_fail(err, ESP_ENOMEM, "no memory for --%s", esp_opt_get(id)->name);
                 out[(*n)++] = copy;

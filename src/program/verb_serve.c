@@ -25,6 +25,7 @@
 #include "program/sandbox.h"
 #include "program/serve_flags.h"
 #include "program/session.h"
+#include "serve/guard.h"
 
 enum { MAX_CONFIG = 1 << 20, MIN_SEQS = 16, PAGE = 256, MAX_CHECKPOINTS = 256 };
 
@@ -493,6 +494,7 @@ static esp_status serve(struct serving *s, const struct esp_options *o, esp_erro
 
     if (status == ESP_OK)
         status = esp_serve(&s->o, err);
+    esp_guard_close(s->o.guard);
     name_holder(o, err);
     if (status == ESP_OK && s->stop) {
         *err = s->sandbox;

@@ -130,7 +130,7 @@ static void on_gone(void *owner, bool slow)
 
 /* ---- replies ---- */
 
-static void close_reply(struct esp_call *c, int status)
+void esp_reply_close(struct esp_call *c, int status)
 {
     c->status = status;
     log_call(c);
@@ -144,7 +144,7 @@ void esp_reply_text(struct esp_call *c, int status, const char *type, const char
 
     if (!r)
         return;
-    close_reply(c, status);
+    esp_reply_close(c, status);
     esp_http_reply(r, status, type, text, len);
 }
 
@@ -185,108 +185,6 @@ void esp_reply_error(struct esp_call *c)
     if (status >= 500 && status != 503 && status != 529)
         esp_http_header(c->r, "x-should-retry", "false");
     esp_reply_json(c, status, esp_api_error_body(&c->e, c->family, c->id));
-}
-
-#define DIED "the process that computes died in this request; another one is being started"
-
-void esp_sse_last_words(struct esp_call *c, int64_t sequence)
-{
-    struct esp_api_error e = {0};
-    struct esp_strbuf b;
-    json_t *v;
-
-    if (!c->r || !esp_http_is_guarded(c->r))
-        return;
-    esp_api_fail(&e, "device_lost", NULL, DIED);
-    if (sequence >= 0)
-        v = json_pack("{s:s,s:s,s:s,s:n,s:I}", "type", "error", "code", e.code, "message", e.message, "param",
-                      "sequence_number", (json_int_t)sequence);
-    else
-        v = esp_api_error_body(&e, c->family, c->id);
-    esp_strbuf_init(&b, 4096);
-    esp_strbuf_puts(&b,
-                    sequence >= 0 || c->family == ESP_FAMILY_ANTHROPIC ? "event: error\ndata: " : "data: ");
-    if (v && esp_json_add(&b, v) && esp_strbuf_puts(&b, "\n\n"))
-        esp_http_last_words(c->r, 0, esp_strbuf_str(&b), b.len);
-    json_decref(v);
-    esp_strbuf_free(&b);
-}
-
-/* What the client hears if nobody is left to answer. */
-static void last_words(struct esp_call *c)
-{
-    struct esp_api_error e = {0};
-    struct esp_strbuf b;
-    json_t *v;
-
-    if (!esp_http_is_guarded(c->r))
-        return;
-    esp_api_fail(&e, "device_lost", NULL, DIED);
-    v = esp_api_error_body(&e, c->family, c->id);
-    esp_strbuf_init(&b, 4096);
-    if (v && esp_json_add(&b, v))
-        esp_http_last_words(c->r, esp_api_error_http(&e, c->family), esp_strbuf_str(&b), b.len);
-    json_decref(v);
-    esp_strbuf_free(&b);
-}
-
-void esp_sse_begin(struct esp_call *c)
-{
-    if (!c->r)
-        return;
-    c->streaming = true;
-    c->last_write = esp_serve_now();
-    esp_http_header(c->r, "Cache-Control", "no-cache");
-    esp_http_header(c->r, "X-Accel-Buffering", "no");
-    esp_http_begin(c->r, 200, "text/event-stream");
-    esp_sse_last_words(c, -1);
-}
-
-/* A write may end in on_gone, which clears c->r; the call itself lives while a job of it does. */
-void esp_sse_write(struct esp_call *c, const struct esp_strbuf *b)
-{
-    c->last_write = esp_serve_now();
-    if (c->r && !b->failed)
-        esp_http_write(c->r, esp_strbuf_str(b), b->len);
-}
-
-void esp_sse_data(struct esp_call *c, const char *event, json_t *v)
-{
-    struct esp_strbuf b;
-
-    if (c->r && v) {
-        esp_strbuf_init(&b, MAX_REPLY);
-        if (event)
-            esp_strbuf_printf(&b, "event: %s\n", event);
-        esp_strbuf_puts(&b, "data: ");
-        esp_json_add(&b, v);
-        esp_strbuf_puts(&b, "\n\n");
-        esp_sse_write(c, &b);
-        esp_strbuf_free(&b);
-    }
-    json_decref(v);
-}
-
-void esp_sse_line(struct esp_call *c, const char *line)
-{
-    struct esp_strbuf b;
-
-    if (!c->r)
-        return;
-    esp_strbuf_init(&b, 4096);
-    esp_strbuf_printf(&b, "%s\n\n", line);
-    esp_sse_write(c, &b);
-    esp_strbuf_free(&b);
-}
-
-void esp_sse_end(struct esp_call *c)
-{
-    struct esp_http_request *r = c->r;
-
-    if (!r)
-        return;
-    close_reply(c, 200);
-    esp_http_end(r);
 }
 
 /* ---- checks ---- */
@@ -568,7 +466,7 @@ void esp_call_handle(void *server, struct esp_http_request *r)
     if (path)
         c->route = esp_route_find(r->head.method, path, c->params, allow, &c->family);
     take_id(c);
-    last_words(c);
+    esp_reply_last_words(c);
     origin = origin_of(c, &name);
     c->n_job++; /* so that the call outlives its reply until the handler returns */
     if (strcmp(r->head.method, "OPTIONS") == 0)

@@ -150,6 +150,8 @@ struct esp_call {
 void esp_reply_json(struct esp_call *c, int status, json_t *v);
 void esp_reply_text(struct esp_call *c, int status, const char *type, const char *text, size_t len);
 void esp_reply_empty(struct esp_call *c, int status);
+/* The reply has been decided: it is logged, and the client is no longer ours. */
+void esp_reply_close(struct esp_call *c, int status);
 /* c->e as an error body with its headers. */
 void esp_reply_error(struct esp_call *c);
 /* Server-sent events: the reply begins, one frame (event NULL: data alone), a comment, the end. */
@@ -158,6 +160,8 @@ void esp_sse_data(struct esp_call *c, const char *event, json_t *v);
 void esp_sse_write(struct esp_call *c, const struct esp_strbuf *b); /* frames as they are */
 void esp_sse_line(struct esp_call *c, const char *line);
 void esp_sse_end(struct esp_call *c);
+/* The whole reply should this process die before there is one; before any of it. */
+void esp_reply_last_words(struct esp_call *c);
 /* The stream's last event should this process die; sequence: its number in the responses dialect, else -1. */
 void esp_sse_last_words(struct esp_call *c, int64_t sequence);
 
