@@ -93,3 +93,21 @@ add_test(NAME serve.clients COMMAND sh -c "p=build/clients-venv/bin/python
 exec $p -B tests/serve/clients_test.py $<TARGET_FILE:espalier> models/demo"
          WORKING_DIRECTORY ${CMAKE_CURRENT_SOURCE_DIR})
 set_tests_properties(serve.clients PROPERTIES SKIP_RETURN_CODE 77 TIMEOUT 900)
+
+# Programs with several threads are labelled, for the thread sanitizer (target tests_of_threads builds them). Left out: a
+# browser and clients whose own limits are too short for a server 30 times slower, and repetitions over another device.
+get_property(all_tests DIRECTORY PROPERTY TESTS)
+add_custom_target(tests_of_threads)
+foreach(test IN LISTS all_tests)
+    if(test MATCHES "pool|thread|queue|service|serve|http|engine.faults|engine.adapter"
+       AND NOT test MATCHES "serve.(page|clients|bench)|_device$")
+        set_tests_properties(${test} PROPERTIES LABELS threads)
+        string(REPLACE "." "_" short ${test})
+        foreach(target test_${short} corpus_${short}) # fuzz.NAME is corpus_NAME
+            string(REPLACE corpus_fuzz_ corpus_ target ${target})
+            if(TARGET ${target})
+                add_dependencies(tests_of_threads ${target})
+            endif()
+        endforeach()
+    endif()
+endforeach()

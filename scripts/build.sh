@@ -1,5 +1,5 @@
 #!/bin/sh
-# Configure once and build a preset, quietly: build.sh PRESET [--tests] [cmake -D options]
+# Configure once and build a preset, quietly: build.sh PRESET [--tests] [--only TARGET] [cmake -D options]
 #
 # The stamp is the preset's own build.ninja: once it exists Ninja re-runs CMake by itself when a build file or a glob
 # changed. A build folder that belongs to another place (a moved or copied checkout) is started afresh.
@@ -14,6 +14,11 @@ tests=OFF
 if [ "${1-}" = --tests ]; then
     tests=ON
     shift
+fi
+target=all
+if [ "${1-}" = --only ]; then
+    target=$2
+    shift 2
 fi
 dir=build/$preset
 log=build/logs/$preset.log
@@ -45,4 +50,4 @@ if [ $configured = no ] || [ $# -gt 0 ]; then
     quietly cmake --preset "$preset" -DESPALIER_TESTS=$tests "$@"
 fi
 echo "building $preset"
-quietly cmake --build "$dir" -j "${JOBS:-$(nproc)}"
+quietly cmake --build "$dir" --target "$target" -j "${JOBS:-$(nproc)}"
