@@ -174,11 +174,18 @@ V_INLINE struct kv_far kv_far_next(const struct kv_side *next, const struct kv_s
 
 /* ---- scores ---- */
 
-/* n_out positions with n_row queries: from first on, whose scales are those of place t; the one `last` places
- * on again where there are no more. raw, n_row and n_out are constants. */
+/* Positions of a tile of scores. */
+struct kv_keys {
+    const uint8_t *first; /* row */
+    uint32_t t;           /* place of its scales */
+    uint32_t last;        /* how many places on the last row is */
+};
+
+/* n_out positions with n_row queries, the last one again where there are no more. raw, n_row and n_out are
+ * constants. */
 V_INLINE void kv_scores_tile(int raw, int n_row, uint32_t n_out, const struct kv_side *s,
-                             const struct kv_lut *lut, const float *const *x, const uint8_t *first,
-                             uint32_t t, uint32_t last, struct kv_far *far, vf (*acc)[DOT_OUTS])
+                             const struct kv_lut *lut, const float *const *x, struct kv_keys keys,
+                             struct kv_far *far, vf (*acc)[DOT_OUTS])
 {
     const uint8_t *row[DOT_OUTS];
     const float *scale[DOT_OUTS];
@@ -186,10 +193,10 @@ V_INLINE void kv_scores_tile(int raw, int n_row, uint32_t n_out, const struct kv
 
     V_UNROLL
     for (uint32_t o = 0; o < n_out; o++) {
-        const size_t at = o < last ? o : last;
+        const size_t at = o < keys.last ? o : keys.last;
 
-        row[o] = first + at * s->row_bytes;
-        scale[o] = s->scale + (t + at) * s->n_unit;
+        row[o] = keys.first + at * s->row_bytes;
+        scale[o] = s->scale + (keys.t + at) * s->n_unit;
     }
     V_UNROLL
     for (int r = 0; r < n_row; r++) {
@@ -280,9 +287,10 @@ V_INLINE void kv_scores_raw(int raw, int n_row, const struct kv_side *s, const s
 
         kv_scales(s, t0, t0 + n);
         for (uint32_t t = 0; t < n; t += n_out, row += n_out * s->row_bytes) {
+            const struct kv_keys keys = {row, t, n - t - 1};
             vf acc[KV_ROWS][DOT_OUTS];
 
-            kv_scores_tile(raw, n_row, n_out, s, &lut, x, row, t, n - t - 1, &far, acc);
+            kv_scores_tile(raw, n_row, n_out, s, &lut, x, keys, &far, acc);
             kv_scores_store(n_row, n_out, acc, score + t0 + t);
         }
     }
@@ -315,18 +323,23 @@ V_INLINE void kv_scores(enum kv_raw raw, int n_row, const struct kv_side *s, con
 
 /* ---- values ---- */
 
-/* Columns [c, c + n_col vectors), of whole units or inside one, of n_row sums over positions [t0, t1), whose
- * scales lie from the first place on. All ints are constants. */
+/* Values of positions [t0, t1), whose scales lie from the first place on, from column c on. */
+struct kv_part {
+    uint32_t t0, t1;
+    size_t c;
+};
+
+/* n_col vectors of columns, of whole units or inside one, of n_row sums over a part. All ints are constants. */
 V_INLINE void kv_values_columns(int raw, int biased, int n_row, int n_col, const struct kv_side *s,
-                                const struct kv_lut *lut, const struct kv_tile *tile, uint32_t t0,
-                                uint32_t t1, size_t c, struct kv_far *far)
+                                const struct kv_lut *lut, const struct kv_tile *tile, struct kv_part part,
+                                struct kv_far *far)
 {
-    const uint8_t *row = s->rows + t0 * s->row_bytes + c / 8 * (size_t)kv_bits(raw);
+    const uint8_t *row = s->rows + part.t0 * s->row_bytes + part.c / 8 * (size_t)kv_bits(raw);
     const size_t row_bytes = s->row_bytes, n_unit = s->n_unit;
-    const float *scale = s->scale + c / ESP_KV_GROUP, *weight = tile->weight + t0;
-    const float *const end = weight + (t1 - t0);
+    const float *scale = s->scale + part.c / ESP_KV_GROUP, *weight = tile->weight + part.t0;
+    const float *const end = weight + (part.t1 - part.t0);
     const ptrdiff_t bias = biased ? s->bias - s->scale : 0;
-    float *const sums = tile->acc + c;
+    float *const sums = tile->acc + part.c;
     vf acc[KV_ROWS][KV_COLS];
 
     V_UNROLL
@@ -382,10 +395,12 @@ V_INLINE void kv_values_raw(int raw, int biased, int n_row, const struct kv_side
 
         kv_scales(s, t, end);
         for (size_t c = 0; c < s->dim; c += wide) {
+            const struct kv_part part = {t, end, c};
+
             if (cols <= KV_UNIT || s->dim - c >= wide)
-                kv_values_columns(raw, biased, n_row, (int)cols, s, &lut, tile, t, end, c, &far);
+                kv_values_columns(raw, biased, n_row, (int)cols, s, &lut, tile, part, &far);
             else
-                kv_values_columns(raw, biased, n_row, KV_UNIT, s, &lut, tile, t, end, c, &far);
+                kv_values_columns(raw, biased, n_row, KV_UNIT, s, &lut, tile, part, &far);
         }
     }
 }
