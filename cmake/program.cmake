@@ -32,7 +32,8 @@ if(NOT ESPALIER_TESTS)
     return()
 endif()
 file(GLOB DOUBLE_SOURCES CONFIGURE_DEPENDS tests/program/double/*.c)
-add_executable(espalier_double ${PROGRAM_SOURCES} ${DOUBLE_SOURCES})
+add_executable(espalier_double ${PROGRAM_SOURCES} ${DOUBLE_SOURCES} src/serve/guard.c src/serve/http_address.c
+               src/serve/http_listen.c) # what --isolate needs without a server
 target_include_directories(espalier_double PRIVATE src include)
 target_compile_definitions(espalier_double PRIVATE _GNU_SOURCE ESP_VERSION="${PROJECT_VERSION}")
 target_link_libraries(espalier_double PRIVATE espalier_static espalier_program_dependencies espalier_warnings

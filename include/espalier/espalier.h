@@ -217,6 +217,9 @@ typedef struct esp_engine_opts {
      * the CPU.
      */
     const char *pack;
+    uint32_t
+        aging_ms; /* who has waited so long goes before all but those of priority -100; 0: by numbers, see
+                          esp_seq_opts.priority */
 } esp_engine_opts;
 
 /* A processor that engines run on. */
@@ -377,8 +380,8 @@ typedef struct esp_seq_opts {
     uint32_t n_adapters;
     bool logprobs;         /* report the log-probability of each emitted token ... */
     uint32_t top_logprobs; /* ... and of the most likely ones, at most 20 */
-    int32_t priority; /* -100 to 100, lower goes first; one that waits gains a rank whenever a later one is
-                         let past it */
+    int32_t priority; /* -100 to 100, lower goes first; without aging_ms one that waits gains a rank whenever
+                         a later one is let past it */
     uint64_t deadline_us; /* a generation that takes longer, waiting included, fails; 0: none */
     bool no_cache;        /* neither read nor fill the prefix cache */
     uint64_t cache_salt;  /* only sequences of equal salt share cached texts */

@@ -59,6 +59,10 @@ esp_status esp_json_parse(json_t **out, const char *text, size_t len, const char
         if (json_error_code(&je) == json_error_duplicate_key)
             return esp_fail(err, ESP_EFORMAT, "%s: %s (line %d, column %d): keys must be unique", name,
                             je.text, je.line, je.column);
+        if (json_error_code(&je) == json_error_null_character)
+            return esp_fail(err, ESP_EFORMAT,
+                            "%s: line %d, column %d: \\u0000 in a string; no text has that character", name,
+                            je.line, je.column);
         return esp_fail(err, ESP_EFORMAT, "%s: invalid JSON at line %d, column %d: %s", name, je.line,
                         je.column, je.text);
     }

@@ -96,6 +96,7 @@ struct esp_seq {
     uint64_t used;                                 /* order of last use, for those that do not generate */
     uint32_t n_passed;                             /* later ones that were let past it while it waits */
     double armed_at, active_at, first_at, done_at; /* seconds; 0: not yet */
+    double waits_from;                             /* for aging: armed_at, or when the request came */
     esp_usage usage;
     /* Prefix cache. */
     uint64_t ns;
@@ -217,6 +218,9 @@ bool esp_engine_begin_draft(struct esp_seq *s, uint32_t n, struct esp_batch_seq 
 void esp_engine_make_room(struct esp_seq *s, uint32_t pages, uint32_t slots);
 /* Give waiting sequences rows, best rank first, while they fit. */
 void esp_engine_admit(struct esp_engine *g);
+enum { ESP_PRIORITY_FIRST = -100 }; /* the most urgent that a sequence may have */
+/* Place of what has waited from then on; lower goes first, who came first among equals. */
+int64_t esp_engine_rank(const struct esp_engine *g, int32_t priority, double waits_from, double now);
 /* Arm s for up to max_new tokens, or refuse. */
 esp_status esp_engine_enqueue(struct esp_seq *s, size_t max_new, esp_error *err);
 /* s stops waiting or generating; keep: its state is sound and may enter the prefix cache. */

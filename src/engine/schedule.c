@@ -59,12 +59,27 @@ static uint64_t reserved(const struct esp_engine *g)
 
 /* ---- the queue ---- */
 
-/* Whether a goes before b. */
-static bool outranks(const struct esp_seq *a, const struct esp_seq *b)
+int64_t esp_engine_rank(const struct esp_engine *g, int32_t priority, double waits_from, double now)
 {
-    int64_t ra = (int64_t)a->opts.priority - a->n_passed, rb = (int64_t)b->opts.priority - b->n_passed;
+    const bool aged = g->opts.aging_ms && (now - waits_from) * 1000 >= g->opts.aging_ms;
 
-    return ra != rb ? ra < rb : a->arrival < b->arrival;
+    return aged ? 2 * ESP_PRIORITY_FIRST + 1 : 2 * (int64_t)priority;
+}
+
+/* Whether a goes before b. */
+static bool outranks(const struct esp_seq *a, const struct esp_seq *b, double now)
+{
+    const struct esp_engine *g = a->engine;
+    const int64_t passed_a = g->opts.aging_ms ? 0 : a->n_passed,
+                  passed_b = g->opts.aging_ms ? 0 : b->n_passed,
+                  ra = esp_engine_rank(g, a->opts.priority, a->waits_from, now) - 2 * passed_a,
+                  rb = esp_engine_rank(g, b->opts.priority, b->waits_from, now) - 2 * passed_b;
+
+    if (ra != rb)
+        return ra < rb;
+    if (g->opts.aging_ms && a->waits_from != b->waits_from)
+        return a->waits_from < b->waits_from;
+    return a->arrival < b->arrival;
 }
 
 static bool fits(const struct esp_engine *g, const struct esp_seq *s)
@@ -91,10 +106,11 @@ static void activate(struct esp_engine *g, struct esp_seq *s)
 void esp_engine_admit(struct esp_engine *g)
 {
     while (g->n_waiting && g->n_active < g->opts.rows) {
+        const double now = esp_engine_now();
         struct esp_seq *head = NULL;
 
         for (struct esp_seq *s = g->seqs; s; s = s->next)
-            if (s->armed && !s->active && (!head || outranks(s, head)))
+            if (s->armed && !s->active && (!head || outranks(s, head, now)))
                 head = s;
         if (!head || !fits(g, head) || esp_cache_worth_waiting(head))
             return;
@@ -136,7 +152,7 @@ esp_status esp_engine_enqueue(struct esp_seq *s, size_t max_new, esp_error *err)
     s->n_left = max_new;
     s->arrival = ++g->n_armed_ever;
     s->n_passed = 0;
-    s->armed_at = esp_engine_now();
+    s->armed_at = s->waits_from = esp_engine_now();
     s->active_at = s->first_at = s->done_at = 0;
     esp_spec_arm(s);
     s->usage = (esp_usage){.prompt_tokens = s->n_token, .max_new = max_new};
@@ -208,12 +224,13 @@ static bool drop_idle(struct esp_engine *g, const struct esp_seq *except)
 static bool preempt_for(struct esp_seq *s)
 {
     struct esp_engine *g = s->engine;
+    const double now = esp_engine_now();
     struct esp_seq *worst = s;
 
     if (g->opts.admission != ESP_ADMISSION_EXPECTED || g->n_active < 2 || !s->active)
         return false;
     for (struct esp_seq *r = g->seqs; r; r = r->next)
-        if (r->active && r->step_n == 0 && outranks(worst, r))
+        if (r->active && r->step_n == 0 && outranks(worst, r, now))
             worst = r;
     preempt(worst);
     return worst != s;

@@ -28,7 +28,8 @@ enum { DEFAULT_EVENTS = 4096, STEP_EVENTS = 64 };
 
 /* ---- events ---- */
 
-/* The counter is 0 or 1, so neither call can fail but for a descriptor that somebody else closed. */
+/* The counter stays small, so neither call can fail but for a descriptor that somebody else closed, or one
+ * that is clear. */
 static void signal_fd(int fd)
 {
     const uint64_t one = 1;
@@ -48,17 +49,26 @@ static void clear_fd(int fd)
 void esp_service_push(struct esp_service *v, const struct esp_service_event *e)
 {
     pthread_mutex_lock(&v->lock);
-    while (v->n == v->cap && !v->stop)
+    while (v->n == v->cap && !v->stop) {
+        signal_fd(v->fd);
         pthread_cond_wait(&v->space, &v->lock);
+    }
     if (v->n < v->cap) {
         v->ring[(v->first + v->n) % v->cap] = *e;
         v->n++;
-        if (v->n == 1)
-            signal_fd(v->fd);
+        v->untold = true;
     }
     if (e->last)
         v->n_pending--;
     pthread_mutex_unlock(&v->lock);
+}
+
+/* Wake the reader, once for all that a turn has pushed and without the lock that it takes next. */
+static void tell_reader(struct esp_service *v)
+{
+    if (v->untold)
+        signal_fd(v->fd);
+    v->untold = false;
 }
 
 struct esp_service_event esp_service_event_of(const struct esp_service_job *j, uint32_t choice,
@@ -216,24 +226,6 @@ static void cancel_jobs(struct esp_service *v)
     }
 }
 
-static void open_jobs(struct esp_service *v)
-{
-    const esp_engine_opts *o = &v->g->opts;
-    const uint32_t room = o->rows + o->queue < o->max_seqs ? o->rows + o->queue : o->max_seqs;
-
-    for (struct esp_service_job *j = v->jobs; j; j = j->next) {
-        esp_error err;
-
-        if (j->opened || j->n_ended)
-            continue;
-        if (v->n_open + j->r.n_choice > room)
-            return;
-        v->n_open += j->r.n_choice;
-        if (esp_service_job_open(j, v->g, &err) != ESP_OK)
-            esp_service_end_job(v, j, &err);
-    }
-}
-
 /* Unlink and free what has ended; with the lock. */
 static void reap(struct esp_service *v)
 {
@@ -261,7 +253,7 @@ static bool turn(struct esp_service *v, struct esp_service_exclusive *x)
 {
     cancel_jobs(v);
     if (!x)
-        open_jobs(v);
+        esp_service_open_jobs(v);
     if (v->n_open) {
         step(v);
         esp_service_score(v);
@@ -297,6 +289,7 @@ static void *run(void *arg)
         if (between)
             between->status = between->fn(between->user, v->g, between->err);
         ran = turn(v, x);
+        tell_reader(v);
         esp_engine_stats(v->g, &stats);
         pthread_mutex_lock(&v->lock);
         v->stats = stats;
@@ -316,6 +309,7 @@ static void *run(void *arg)
     pthread_mutex_unlock(&v->lock);
     for (struct esp_service_job *j = v->jobs; j; j = j->next)
         esp_service_end_job(v, j, NULL);
+    tell_reader(v);
     pthread_mutex_lock(&v->lock);
     v->ended = true;
     pthread_cond_broadcast(&v->finished);
@@ -347,6 +341,7 @@ esp_status esp_service_open(struct esp_service **out, esp_engine *g, const struc
         return esp_fail(err, ESP_ENOMEM, "service: out of memory");
     v->g = g;
     v->cap = o && o->max_events ? o->max_events : DEFAULT_EVENTS;
+    v->rows_per_owner = o ? o->rows_per_owner : 0;
     v->ring = esp_alloc_array(v->cap, sizeof *v->ring);
     v->fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
     pthread_mutex_init(&v->lock, NULL);
@@ -388,16 +383,19 @@ void esp_service_close(struct esp_service *v)
     destroy(v);
 }
 
-static esp_status refusal(struct esp_service *v, uint32_t n_choice, esp_error *err)
+static esp_status refusal(struct esp_service *v, const struct esp_service_job *j, esp_error *err)
 {
     const esp_engine_opts *o = &v->g->opts; /* fixed since it was opened */
-    uint32_t room = o->rows + o->queue;
+    const uint32_t room = o->rows + o->queue, n_choice = j->r.n_choice;
 
     if (v->draining || v->stop)
         return esp_fail(err, ESP_ESTATE, "no more requests are taken: the service is ending");
     if (n_choice > o->max_seqs)
         return esp_fail(err, ESP_ENOFIT, "%u choices, the engine was opened for %u sequences", n_choice,
                         o->max_seqs);
+    if (v->rows_per_owner && j->r.owner && n_choice > v->rows_per_owner)
+        return esp_fail(err, ESP_ENOFIT, "%u choices; one owner has %u rows at most", n_choice,
+                        v->rows_per_owner);
     if (v->n_pending + n_choice > room)
         return esp_fail(err, ESP_ENOFIT, "the queue is full: %u run or wait, %u rows and %u places are there",
                         v->n_pending, o->rows, o->queue);
@@ -445,9 +443,10 @@ esp_status esp_service_submit(struct esp_service *v, const struct esp_service_re
     ESP_TRY(check_request(r, err));
     ESP_TRY(esp_service_job_make(&j, r, err));
     pthread_mutex_lock(&v->lock);
-    s = r->goes_on && !v->stop ? ESP_OK : refusal(v, j->r.n_choice, err);
+    s = r->goes_on && !v->stop ? ESP_OK : refusal(v, j, err);
     if (s == ESP_OK) {
         *id = j->id = ++v->n_id;
+        j->at = esp_engine_now();
         put(v, j);
     }
     pthread_mutex_unlock(&v->lock);
@@ -497,11 +496,10 @@ size_t esp_service_poll(struct esp_service *v, struct esp_service_event *out, si
         v->first = (v->first + 1) % v->cap;
         v->n--;
     }
-    if (n) {
-        if (v->n == 0)
-            clear_fd(v->fd);
+    if (v->n == 0)
+        clear_fd(v->fd); /* also when it was told of what an earlier call took */
+    if (n)
         pthread_cond_signal(&v->space);
-    }
     pthread_mutex_unlock(&v->lock);
     return n;
 }

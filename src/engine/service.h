@@ -19,7 +19,8 @@
 struct esp_service;
 
 struct esp_service_opts {
-    uint32_t max_events; /* 0: 4096 */
+    uint32_t max_events;     /* 0: 4096 */
+    uint32_t rows_per_owner; /* most choices of one owner that are in the engine at a time; 0: no bound */
 };
 
 /* Start the thread. The engine belongs to the service until it is closed, and must have no open sequences. */
@@ -48,13 +49,14 @@ struct esp_service_request {
     /* Log-probabilities of the prompt's tokens, from the second on, come first (ESP_SERVICE_PROMPT). The
      * prompt runs whole then, a few tokens between two steps of the others. */
     bool score;
+    uint64_t owner;       /* whose request it is, for rows_per_owner; 0: nobody's, without that bound */
     uint32_t progress_ms; /* tell when the prompt begins to run, and then at most so often; 0: never */
     void *user;           /* comes back with every event */
 };
 enum { ESP_SERVICE_MAX_CHOICES = 16 };
 
-/* Any thread. *id is never 0 and never used again. ESP_ENOFIT: queue full; ESP_EINVAL; ESP_ESTATE: draining.
- */
+/* Any thread. *id is never 0 and never used again. ESP_ENOFIT: queue full, or more choices than its owner may
+ * have rows; ESP_EINVAL; ESP_ESTATE: draining. */
 esp_status esp_service_submit(struct esp_service *v, const struct esp_service_request *r, uint64_t *id,
                               esp_error *err);
 /* Any thread. Observed in the queue, between prompt chunks and between tokens; what already runs is finished

@@ -10,8 +10,6 @@
 #include "base/mem.h"
 #include "base/status.h"
 
-enum { FIRST = -100 }; /* the most urgent priority that a sequence may have */
-
 void esp_service_job_free(struct esp_service_job *j)
 {
     if (!j)
@@ -59,7 +57,7 @@ esp_status esp_service_job_make(struct esp_service_job **out, const struct esp_s
     j->r.opts.sampling.bias = j->bias;
     j->r.opts.sampling.dry_breakers = j->breakers;
     if (r->goes_on)
-        j->r.opts.priority = FIRST; /* its place was its own a moment ago */
+        j->r.opts.priority = ESP_PRIORITY_FIRST; /* its place was its own a moment ago */
     if (r->constraint)
         j->constraint = *r->constraint;
     j->r.constraint = NULL;
@@ -97,7 +95,9 @@ static esp_status begin(struct esp_service_job *j, esp_error *err)
     j->sharing = j->r.n_choice > 1;
     if (!j->sharing)
         ESP_TRY(constrain(j, 0, &c, err));
-    return esp_seq_generate(j->seqs[0], j->sharing ? 0 : j->r.max_new, err);
+    ESP_TRY(esp_seq_generate(j->seqs[0], j->sharing ? 0 : j->r.max_new, err));
+    j->seqs[0]->armed_at = j->seqs[0]->waits_from = j->at;
+    return ESP_OK;
 }
 
 esp_status esp_service_job_open(struct esp_service_job *j, esp_engine *g, esp_error *err)
@@ -152,7 +152,9 @@ esp_status esp_service_job_fork(struct esp_service_job *j, esp_error *err)
         ESP_TRY(constrain(j, i, &c, err));
     }
     ESP_TRY(constrain(j, 0, &c, err));
-    for (uint32_t i = 0; i < j->r.n_choice; i++)
+    for (uint32_t i = 0; i < j->r.n_choice; i++) {
         ESP_TRY(esp_seq_generate(j->seqs[i], j->r.max_new, err));
+        j->seqs[i]->waits_from = j->at;
+    }
     return ESP_OK;
 }

@@ -15,6 +15,7 @@
 struct esp_service_job {
     struct esp_service_job *next;
     uint64_t id;
+    double at;                    /* when it was taken */
     struct esp_service_request r; /* its arrays are ours */
     esp_token *tokens;
     size_t *marks;

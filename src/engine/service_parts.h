@@ -27,7 +27,8 @@ struct esp_service {
     bool stop, ended, draining;
     struct esp_service_job *inbox, *jobs;
     uint64_t n_id;
-    uint32_t n_pending; /* choices that have not ended */
+    uint32_t rows_per_owner; /* 0: no bound */
+    uint32_t n_pending;      /* choices that have not ended */
     struct esp_service_exclusive *exclusive, *between;
     struct esp_service_event *ring;
     uint32_t cap, first, n;
@@ -35,6 +36,7 @@ struct esp_service {
     double turned_at; /* when the loop last went round */
     /* The thread's own. */
     uint32_t n_open; /* sequences open or promised */
+    bool untold;     /* events of which the reader has not been told */
     bool unsaved;    /* texts may be waiting for their files */
 };
 
@@ -46,6 +48,11 @@ struct esp_service_event esp_service_event_of(const struct esp_service_job *j, u
                                               enum esp_service_what what);
 /* End every choice that has not ended: with a failure, or cancelled when err is NULL. */
 void esp_service_end_job(struct esp_service *v, struct esp_service_job *j, const esp_error *err);
+
+/* ---- service_open.c ---- */
+
+/* Let in what there is room for. */
+void esp_service_open_jobs(struct esp_service *v);
 
 /* ---- service_prompt.c ---- */
 

@@ -23,9 +23,9 @@ static const char *const allowed[] = {
     "read", "write", "readv", "writev", "pread64", "pwrite64", "preadv", "pwritev", "lseek", "open", "openat",
     "close", "close_range", "fstat", "stat", "lstat", "newfstatat", "statx", "statfs", "fstatfs", "access",
     "faccessat", "faccessat2", "readlink", "readlinkat", "getdents64", "getcwd", "mkdir", "mkdirat", "rmdir",
-    "unlink", "unlinkat", "rename", "renameat", "renameat2", "ftruncate", "fallocate", "fsync", "fdatasync",
-    "flock", "fcntl", "dup", "dup2", "dup3", "fadvise64", "readahead", "umask", "fchmod", "fchown",
-    "utimensat", "copy_file_range", "memfd_create",
+    "unlink", "unlinkat", "unlinkat", "rename", "renameat", "renameat2", "ftruncate", "fallocate", "fsync",
+    "fdatasync", "flock", "fcntl", "dup", "dup2", "dup3", "fadvise64", "readahead", "umask", "fchmod",
+    "fchown", "utimensat", "copy_file_range", "memfd_create",
     /* waiting, and connections that came in */
     "pipe", "pipe2", "eventfd2", "epoll_create1", "epoll_create", "epoll_ctl", "epoll_wait", "epoll_pwait",
     "epoll_pwait2", "timerfd_create", "timerfd_settime", "poll", "ppoll", "select", "pselect6", "accept",

@@ -12,6 +12,24 @@
 #include "base/mem.h"
 #include "program/session.h"
 
+/* A copy that lives as long as the process: the server keeps it. NULL: no memory. */
+static const char *keep(const char *text, size_t len)
+{
+    struct kept {
+        struct kept *next;
+        char text[];
+    };
+    static struct kept *all;
+    struct kept *k = esp_alloc(sizeof *k + len + 1);
+
+    if (!k)
+        return NULL;
+    memcpy(k->text, text, len);
+    k->next = all;
+    all = k;
+    return k->text;
+}
+
 /* Values of a repeatable flag, each of which may be a comma list. */
 static esp_status take_list(const struct esp_options *opt, enum esp_opt_id id, const char **out, size_t cap,
                             size_t *n, esp_error *err)
@@ -23,12 +41,12 @@ static esp_status take_list(const struct esp_options *opt, enum esp_opt_id id, c
 
         while (*at) {
             const size_t len = strcspn(at, ",");
-            char *copy;
+            const char *copy;
 
             if (*n == cap)
                 return esp_fail(err, ESP_EINVAL, "--%s: more than %zu values", esp_opt_get(id)->name, cap);
             if (len) {
-                copy = esp_strndup(at, len); /* lives as long as the process: the server keeps it */
+                copy = keep(at, len);
                 if (!copy)
                     return esp_fail(err, ESP_ENOMEM, "no memory for --%s", esp_opt_get(id)->name);
                 out[(*n)++] = copy;
@@ -159,14 +177,23 @@ static esp_status take_network(struct esp_serve_opts *o, const struct esp_option
                         o->api_prefix);
     o->backlog = (uint32_t)v[OPT_BACKLOG].i;
     o->max_connections = (uint32_t)v[OPT_MAX_CONNECTIONS].i;
+    o->http_threads = (uint32_t)v[OPT_HTTP_THREADS].i;
     o->insecure = v[OPT_INSECURE].on;
     o->api_key = v[OPT_API_KEY].s;
     o->api_key_file = v[OPT_API_KEY_FILE].s;
+    o->per_key_rows = (uint32_t)v[OPT_PER_KEY_ROWS].i;
+    if (o->per_key_rows && !o->api_key && !o->api_key_file)
+        return esp_fail(
+            err, ESP_EINVAL,
+            "--per-key-rows %u: without API keys there is nobody to tell apart; give --api-key-file",
+            o->per_key_rows);
     o->strict_model = v[OPT_MODEL_CHECK].i == 1;
     o->codex_catalog = v[OPT_CODEX_CATALOG].on;
     o->no_metrics = !v[OPT_METRICS].on;
     o->no_page = !v[OPT_UI].on;
     o->metrics_public = v[OPT_METRICS_PUBLIC].on;
+    o->slots_text = v[OPT_SLOTS_TEXT].on;
+    o->log_content = v[OPT_LOG_CONTENT].s;
     o->log_json = v[OPT_LOG_FORMAT].i == 1;
     return ESP_OK;
 }

@@ -104,7 +104,10 @@ int esp_verb_stop(const struct esp_options *o)
         code = stop_one(found, o->v[OPT_WAIT].f);
     else if (n == 0)
         code = esp_report_as(ESP_EXIT_NOT_FOUND, "not found",
-                             word ? "no server is called '%s'" : "no server is running", word);
+                             word ? "no server of this user is '%s' by process id, address, port or model; "
+                                    "'espalier ps' lists them"
+                                  : "no server of this user is running",
+                             word);
     else
         code = esp_report_as(ESP_EXIT_NOT_FOUND, "not found",
                              "%zu servers match; name one by its process id, 'espalier ps' lists them", n);

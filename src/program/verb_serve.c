@@ -18,11 +18,14 @@
 #include "base/mem.h"
 #include "program/device.h"
 #include "program/fit.h"
+#include "program/isolate.h"
+#include "program/manager.h"
 #include "program/output.h"
 #include "program/running.h"
 #include "program/sandbox.h"
 #include "program/serve_flags.h"
 #include "program/session.h"
+#include "serve/guard.h"
 
 enum { MAX_CONFIG = 1 << 20, MIN_SEQS = 16, PAGE = 256, MAX_CHECKPOINTS = 256 };
 
@@ -39,6 +42,7 @@ struct serving {
     char url[300];
     esp_error sandbox; /* why the second step failed, and the server ends */
     bool stop;
+    bool again; /* one before us died: whoever started the server knows already that it is ready */
 };
 
 static volatile sig_atomic_t hangup_seen;
@@ -47,6 +51,7 @@ static void on_hangup(int sig)
 {
     (void)sig;
     hangup_seen = 1;
+    esp_isolate_hangup();
 }
 
 /* The last part of the path, without slashes at its end. */
@@ -144,6 +149,7 @@ static esp_status engine_opts(struct serving *s, esp_error *err)
     e->max_seqs = e->rows > MIN_SEQS ? e->rows : MIN_SEQS; /* answers of one request */
     e->queue = (uint32_t)v[OPT_QUEUE].i;
     e->max_stall_ms = (uint32_t)v[OPT_MAX_STALL].i;
+    e->aging_ms = (uint32_t)(v[OPT_PRIORITY_AGING].f * 1000);
     e->admission = v[OPT_ADMISSION].i ? ESP_ADMISSION_EXPECTED : ESP_ADMISSION_WORST;
     e->snapshots = e->rows;
     if (v[OPT_ADAPTER].given || v[OPT_ADAPTER_DIR].given)
@@ -285,6 +291,7 @@ static void print_ready(const struct serving *s)
 static void ready(void *user)
 {
     struct serving *s = user;
+    const int manager = s->again ? -1 : esp_manager_open();
 
     /* All threads are there and all addresses are listened on. */
     if (s->opt->v[OPT_SECCOMP].on && esp_sandbox_enter(ESP_SANDBOX_SERVE, &s->sandbox) != ESP_OK) {
@@ -292,13 +299,14 @@ static void ready(void *user)
         return;
     }
     print_ready(s);
-    if (s->opt->v[OPT_READY_FD].given) {
+    if (s->opt->v[OPT_READY_FD].given && !s->again) {
         const int fd = (int)s->opt->v[OPT_READY_FD].i;
 
         if (write(fd, "ready\n", 6) != 6)
             esp_say_warn("--ready-fd %d: nothing can be written there", fd);
         close(fd);
     }
+    esp_manager_tell(manager, "READY=1");
     esp_running_add(json_pack("{s:s,s:s,s:I,s:I}", "url", s->url, "model", s->o.model_id, "context",
                               (json_int_t)s->session.engine_opts.context, "rows",
                               (json_int_t)s->session.engine_opts.rows));
@@ -439,21 +447,33 @@ static esp_status restrict_process(const struct serving *s, esp_error *err)
     return s->opt->v[OPT_SECCOMP].on ? esp_sandbox_enter(ESP_SANDBOX_START, err) : ESP_OK;
 }
 
-static int run(struct serving *s, struct esp_options *o)
+/* A port that one of our own has: say so. */
+static void name_holder(const struct esp_options *o, esp_error *err)
 {
-    const char *pidfile;
-    esp_error err = {0};
-    esp_status status = read_config(s, o, &err);
+    json_t *list, *v;
+    size_t i;
 
-    if (status != ESP_OK)
-        return esp_report(status, &err);
-    esp_serve_defaults(&s->o);
-    name_model(s);
-    status = esp_serve_flags(&s->o, o, &err);
-    if (status != ESP_OK)
-        return esp_report(status, &err);
-    if (o->v[OPT_DRY_RUN].on)
-        return dry_run(s);
+    if (err->status != ESP_EIO || strncmp(err->message, "cannot listen", 13) != 0)
+        return;
+    list = esp_running_list();
+    json_array_foreach(list, i, v)
+    {
+        const char *url = json_string_value(json_object_get(v, "url")),
+                   *port = url ? strrchr(url, ':') : NULL;
+        const size_t used = strlen(err->message);
+
+        if (port && strtol(port + 1, NULL, 10) == o->v[OPT_PORT].i) {
+            snprintf(err->message + used, sizeof err->message - used,
+                     " (process %lld, an espalier server, has it; 'espalier stop %s' ends that)",
+                     (long long)json_integer_value(json_object_get(v, "pid")), port + 1);
+            break;
+        }
+    }
+    json_decref(list);
+}
+
+static void take_callbacks(struct serving *s, const struct esp_options *o)
+{
     s->o.user = s;
     s->o.load = load;
     s->o.unload = unload;
@@ -465,22 +485,72 @@ static int run(struct serving *s, struct esp_options *o)
     s->o.kv = o->v[OPT_KV].s;
     s->o.state = o->v[OPT_STATE].s;
     s->o.fingerprint = s->fingerprint;
-    pidfile = o->v[OPT_PIDFILE].s;
-    status = write_pid(pidfile, &err);
+}
+
+/* In the process that computes, which may be the only one: until the server has ended. */
+static esp_status serve(struct serving *s, const struct esp_options *o, esp_error *err)
+{
+    esp_status status = restrict_process(s, err);
+
     if (status == ESP_OK)
-        status = restrict_process(s, &err);
-    if (status == ESP_OK)
-        status = esp_serve(&s->o, &err);
+        status = esp_serve(&s->o, err);
+    esp_guard_close(s->o.guard);
+    name_holder(o, err);
     if (status == ESP_OK && s->stop) {
-        err = s->sandbox;
-        status = err.status;
+        *err = s->sandbox;
+        status = err->status;
     }
     esp_running_remove();
-    if (pidfile)
-        unlink(pidfile);
     if (status == ESP_ECANCELLED && esp_interrupted())
         status = ESP_OK; /* stopped while loading */
+    return status;
+}
+
+/* The exit code; *parent: of the process that watches another one. */
+static int serve_or_watch(struct serving *s, const struct esp_options *o, bool *parent)
+{
+    enum esp_isolated who = ESP_ISOLATE_CHILD;
+    int code = ESP_EXIT_OK;
+    esp_error err = {0};
+    esp_status status = ESP_OK;
+
+    if (o->v[OPT_ISOLATE].on)
+        status = esp_isolate(&s->o, &who, &s->again, &code, &err);
+    *parent = status != ESP_OK || who == ESP_ISOLATE_PARENT;
+    if (status != ESP_OK)
+        name_holder(o, &err);
+    else if (who == ESP_ISOLATE_PARENT)
+        return code;
+    else
+        status = serve(s, o, &err);
     return status == ESP_OK ? ESP_EXIT_OK : esp_report(status, &err);
+}
+
+static int run(struct serving *s, struct esp_options *o)
+{
+    bool parent = false;
+    esp_error err = {0};
+    esp_status status = read_config(s, o, &err);
+    int code;
+
+    if (status != ESP_OK)
+        return esp_report(status, &err);
+    esp_serve_defaults(&s->o);
+    name_model(s);
+    status = esp_serve_flags(&s->o, o, &err);
+    if (status == ESP_OK && o->v[OPT_DRY_RUN].on)
+        return dry_run(s);
+    take_callbacks(s, o);
+    if (status == ESP_OK)
+        status = esp_manager_sockets(&s->o, &err);
+    if (status == ESP_OK)
+        status = write_pid(o->v[OPT_PIDFILE].s, &err);
+    if (status != ESP_OK)
+        return esp_report(status, &err);
+    code = serve_or_watch(s, o, &parent);
+    if (o->v[OPT_PIDFILE].s && (parent || !o->v[OPT_ISOLATE].on))
+        unlink(o->v[OPT_PIDFILE].s);
+    return code;
 }
 
 int esp_verb_serve(const struct esp_options *o)

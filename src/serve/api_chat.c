@@ -11,6 +11,7 @@
 #include <time.h>
 
 #include "base/mem.h"
+#include "text/toolvalue.h"
 
 #include "serve/constrain.h"
 #include "serve/params.h"
@@ -24,6 +25,8 @@ struct chat {
     int64_t created;
     bool include_usage;
     double admitted_ms;
+    /* A piece of text is the most frequent event by far: what all of them share is written once. */
+    struct esp_strbuf head, frame; /* up to the choice; being made */
 };
 
 static void free_chat(void *answer)
@@ -32,6 +35,8 @@ static void free_chat(void *answer)
 
     esp_gen_free(&a->gen);
     esp_chat_free(&a->p);
+    esp_strbuf_free(&a->head);
+    esp_strbuf_free(&a->frame);
     esp_free(a);
 }
 
@@ -79,6 +84,40 @@ static void send_delta(struct esp_choice *c, json_t *delta, json_t *rows)
     esp_sse_data(c->job->call, NULL, chunk(c->job, choice));
 }
 
+/* Everything in front of a chunk's first choice. */
+static void make_head(const struct esp_job *j)
+{
+    struct chat *a = chat_of(j);
+    json_t *v = chunk(j, NULL);
+
+    json_object_del(v, "choices");
+    json_object_del(v, "usage");
+    esp_strbuf_puts(&a->head, "data: ");
+    if (v && esp_json_add(&a->head, v)) {
+        a->head.len--; /* the closing brace */
+        esp_strbuf_puts(&a->head, ",\"choices\":[{\"index\":");
+    }
+    json_decref(v);
+}
+
+/* The same bytes as send_delta() with {name: text}, without making an object of them. */
+static void send_text(struct esp_choice *c, const char *name, const char *s, size_t len)
+{
+    struct chat *a = chat_of(c->job);
+    struct esp_strbuf *b = &a->frame;
+
+    if (a->head.len == 0)
+        make_head(c->job);
+    esp_strbuf_clear(b);
+    esp_strbuf_add(b, a->head.data, a->head.len);
+    esp_strbuf_printf(b, "%u,\"delta\":{\"%s\":\"", c->index, name);
+    esp_json_escape(b, s, len);
+    esp_strbuf_puts(b, "\"},\"logprobs\":null,\"finish_reason\":null}]");
+    esp_strbuf_puts(b, a->include_usage ? ",\"usage\":null}\n\n" : "}\n\n");
+    if (!a->head.failed)
+        esp_sse_write(c->job->call, b);
+}
+
 /* The reasoning under the names that the server was told to use; text is released. */
 static void set_reasoning(const struct esp_server *s, json_t *v, json_t *text)
 {
@@ -96,9 +135,14 @@ static void on_text(struct esp_choice *c, enum esp_turn_what what, const char *s
 
     if (!a->gen.stream)
         return;
-    if (what == ESP_TURN_CONTENT) {
+    if (what == ESP_TURN_CONTENT && !a->gen.logprobs) {
+        send_text(c, "content", s, len);
+    } else if (what == ESP_TURN_CONTENT) {
         delta = json_pack("{s:o}", "content", esp_text_json(s, len));
         send_delta(c, delta, esp_choice_rows(c, false));
+    } else if (a->p.include_reasoning && c->job->s->o.reasoning_field != ESP_REASONING_BOTH) {
+        send_text(c, c->job->s->o.reasoning_field == ESP_REASONING_PLAIN ? "reasoning" : "reasoning_content",
+                  s, len);
     } else if (a->p.include_reasoning) {
         delta = json_object();
         set_reasoning(c->job->s, delta, esp_text_json(s, len));
@@ -314,6 +358,8 @@ static struct chat *make_chat(struct esp_call *c)
     }
     esp_gen_init(&a->gen, c->s);
     esp_chat_init(&a->p, c->s);
+    esp_strbuf_init(&a->head, 1 << 16);
+    esp_strbuf_init(&a->frame, SIZE_MAX / 4);
     a->created = (int64_t)time(NULL);
     esp_random_id(a->id, sizeof a->id, "chatcmpl-");
     snprintf(c->answer_id, sizeof c->answer_id, "%s", a->id);
@@ -342,12 +388,16 @@ void esp_chat_completions(struct esp_call *c)
                                            .ping = ping});
 }
 
+static void reply_count(struct esp_call *c, uint64_t n)
+{
+    esp_reply_json(c, 200,
+                   json_pack("{s:s,s:I}", "object", "response.input_tokens", "input_tokens", (json_int_t)n));
+}
+
 void esp_input_tokens(struct esp_call *c)
 {
     struct chat *a = make_chat(c);
-    uint64_t n;
 
-    if (a && read_chat(c, a) && esp_start_count(c, &a->p, &n))
-        esp_reply_json(
-            c, 200, json_pack("{s:s,s:I}", "object", "response.input_tokens", "input_tokens", (json_int_t)n));
+    if (a && read_chat(c, a))
+        esp_start_count(c, &a->p, &a->gen, reply_count);
 }

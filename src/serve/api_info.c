@@ -7,9 +7,11 @@
 #include <string.h>
 #include <time.h>
 
+#include "base/limits.h"
 #include "engine/chat.h"
 
 #include "serve/adapters.h"
+#include "serve/content.h"
 #include "serve/job.h"
 #include "serve/life.h"
 #include "serve/page.h"
@@ -251,22 +253,39 @@ static json_t *params_json(const struct esp_gen *g)
     return v;
 }
 
+static json_t *text_of(const struct esp_server *s, const struct esp_ids *ids)
+{
+    struct esp_strbuf text;
+    json_t *v;
+
+    esp_strbuf_init(&text, ESP_LIMIT_TEXT_BYTES);
+    esp_detok_decode(esp_model_tokenizer(s->model), ids->data, ids->n, 0, &text, NULL);
+    v = esp_text_json(esp_strbuf_str(&text), text.len);
+    esp_strbuf_free(&text);
+    return v;
+}
+
 static json_t *slot_json(const struct esp_server *s, uint32_t i)
 {
     const struct esp_slot *slot = &s->slots[i];
     const struct esp_choice *c = slot->choice;
     const struct esp_job *j = c ? c->job : NULL;
 
+    json_t *v;
+
     if (!c)
         return json_pack("{s:i,s:s,s:I,s:I}", "id", (int)i, "state", "idle", "n_ctx", (json_int_t)s->context,
                          "n_cached_text", (json_int_t)(slot->ns ? slot->text.n : 0));
-    return json_pack("{s:i,s:s,s:I,s:I,s:I,s:I,s:I,s:s,s:o,s:o}", "id", (int)i, "state",
-                     c->first_at > 0 ? "decode" : "prefill", "n_ctx", (json_int_t)s->context,
-                     "n_prompt_tokens", (json_int_t)j->prompt.n, "n_prompt_processed",
-                     (json_int_t)(c->first_at > 0 ? j->prompt.n : j->processed), "n_cached",
-                     (json_int_t)j->n_cached, "n_decoded", (json_int_t)c->tokens.n, "request_id", j->call->id,
-                     "adapter", j->gen->adapter[0] ? json_string(j->gen->adapter) : json_null(), "params",
-                     params_json(j->gen));
+    v = json_pack("{s:i,s:s,s:I,s:I,s:I,s:I,s:I,s:s,s:o,s:o}", "id", (int)i, "state",
+                  c->first_at > 0 ? "decode" : "prefill", "n_ctx", (json_int_t)s->context, "n_prompt_tokens",
+                  (json_int_t)j->prompt.n, "n_prompt_processed",
+                  (json_int_t)(c->first_at > 0 ? j->prompt.n : j->processed), "n_cached",
+                  (json_int_t)j->n_cached, "n_decoded", (json_int_t)c->tokens.n, "request_id", j->call->id,
+                  "adapter", j->gen->adapter[0] ? json_string(j->gen->adapter) : json_null(), "params",
+                  params_json(j->gen));
+    if (s->o.slots_text)
+        json_object_set_new(v, "prompt", text_of(s, &j->prompt));
+    return v;
 }
 
 void esp_get_slots(struct esp_call *c)
@@ -332,15 +351,16 @@ static json_t *memory_json(const struct esp_server *s, const esp_stats *t)
                    used = p->weights + p->fixed + p->scratch + kv + states,
                    headroom = s->budget > p->total ? s->budget - p->total : 0;
 
-    return json_pack("{s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:[{s:s,s:I,s:I,s:I}]}",
+    return json_pack("{s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:i,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:[{s:s,s:I,s:I,s:I}]}",
                      "budget_bytes", (json_int_t)s->budget, "weights_bytes", (json_int_t)p->weights,
                      "kv_bytes", (json_int_t)kv, "state_bytes", (json_int_t)states, "checkpoint_bytes",
-                     (json_int_t)checkpoints, "cache_disk_bytes", (json_int_t)t->disk_bytes, "adapters_bytes",
-                     (json_int_t)p->adapters, "transient_peak_bytes", (json_int_t)p->scratch,
-                     "headroom_bytes", (json_int_t)headroom, "pages_used", (json_int_t)t->pages_used,
-                     "pages_total", (json_int_t)t->pages_total, "slots_used", (json_int_t)t->slots_used,
-                     "slots_total", (json_int_t)t->slots_total, "by_device", "device", s->device, "total",
-                     (json_int_t)s->budget, "used", (json_int_t)used, "reserved", (json_int_t)p->total);
+                     (json_int_t)checkpoints, "cache_ram_bytes", (json_int_t)checkpoints, "media_bytes", 0,
+                     "cache_disk_bytes", (json_int_t)t->disk_bytes, "adapters_bytes", (json_int_t)p->adapters,
+                     "transient_peak_bytes", (json_int_t)p->scratch, "headroom_bytes", (json_int_t)headroom,
+                     "pages_used", (json_int_t)t->pages_used, "pages_total", (json_int_t)t->pages_total,
+                     "slots_used", (json_int_t)t->slots_used, "slots_total", (json_int_t)t->slots_total,
+                     "by_device", "device", s->device, "total", (json_int_t)s->budget, "used",
+                     (json_int_t)used, "reserved", (json_int_t)p->total);
 }
 
 static json_t *spec_json(const esp_stats *t)
@@ -362,9 +382,10 @@ static json_t *admission_json(const struct esp_server *s, const esp_stats *t)
 {
     const struct esp_metrics *m = &s->metrics;
 
-    return json_pack("{s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:f}", "max_context", (json_int_t)s->context, "max_rows",
-                     (json_int_t)s->rows, "running", (json_int_t)t->rows_active, "waiting",
-                     (json_int_t)t->rows_waiting, "queue_limit", (json_int_t)s->queue, "rejected_total",
+    return json_pack("{s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:f}", "max_context", (json_int_t)s->context,
+                     "max_rows", (json_int_t)s->rows, "running", (json_int_t)t->rows_active, "waiting",
+                     (json_int_t)t->rows_waiting, "queue_limit", (json_int_t)s->queue, "per_key_rows",
+                     (json_int_t)s->o.per_key_rows, "rejected_total",
                      (json_int_t)m->rejected_queue + (json_int_t)m->rejected_context, "clamped_total",
                      (json_int_t)m->clamped, "est_wait_s", esp_wait_estimate(s));
 }
@@ -376,32 +397,36 @@ static json_t *scheduler_json(const struct esp_server *s, const esp_stats *t)
     for (uint32_t i = 0; i < s->rows; i++)
         if (s->slots[i].choice)
             *(s->slots[i].choice->first_at > 0 ? &decode : &prefill) += 1;
-    return json_pack("{s:I,s:I,s:f,s:I,s:I,s:I,s:f,s:f,s:I}", "rows_prefill", (json_int_t)prefill,
+    return json_pack("{s:I,s:I,s:f,s:I,s:I,s:I,s:f,s:f,s:I,s:f,s:f}", "rows_prefill", (json_int_t)prefill,
                      "rows_decode", (json_int_t)decode, "tokens_per_step",
                      t->steps ? (double)(t->prompt_tokens + t->generated_tokens) / (double)t->steps : 0.0,
                      "steps_total", (json_int_t)t->steps, "prompt_tokens", (json_int_t)t->prompt_tokens,
                      "generated_tokens", (json_int_t)t->generated_tokens, "prompt_seconds", t->prompt_seconds,
-                     "generate_seconds", t->generate_seconds, "preemptions", (json_int_t)t->preemptions);
+                     "generate_seconds", t->generate_seconds, "preemptions", (json_int_t)t->preemptions,
+                     "prefill_tps_1m", esp_minute_rate(&s->minute, t->prompt_tokens, 0), "decode_tps_1m",
+                     esp_minute_rate(&s->minute, t->generated_tokens, 1));
 }
 
 void esp_get_stats(struct esp_call *c)
 {
     struct esp_server *s = c->s;
     struct esp_replay_counts replay;
-    uint64_t entries, bytes;
+    uint64_t entries, bytes, written, lost;
     esp_stats t;
     json_t *v;
 
     esp_life_stats(s, &t);
+    esp_content_count(s->content, &written, &lost);
     esp_store_count(s->store, &entries, &bytes);
     esp_replay_count(s->replay, &replay);
-    v = json_pack("{s:o,s:o,s:o,s:o,s:o,s:o,s:o,s:{s:I,s:I},s:{s:I,s:I,s:I},s:{s:O},s:O}", "server",
-                  server_json(s), "memory", memory_json(s, &t), "admission", admission_json(s, &t),
+    v = json_pack("{s:o,s:o,s:o,s:o,s:o,s:o,s:o,s:{s:I,s:I},s:{s:I,s:I,s:I},s:{s:I,s:I},s:{s:O},s:O}",
+                  "server", server_json(s), "memory", memory_json(s, &t), "admission", admission_json(s, &t),
                   "scheduler", scheduler_json(s, &t), "cache", cache_json(s, &t), "spec", spec_json(&t),
                   "adapters", esp_mounts_list(s), "responses", "entries", (json_int_t)entries, "bytes",
                   (json_int_t)bytes, "replay", "entries", (json_int_t)replay.entries, "bytes",
-                  (json_int_t)replay.bytes, "hits", (json_int_t)replay.hits, "errors", "by_code", s->errors,
-                  "recent", s->recent);
+                  (json_int_t)replay.bytes, "hits", (json_int_t)replay.hits, "content_log", "written",
+                  (json_int_t)written, "lost", (json_int_t)lost, "errors", "by_code", s->errors, "recent",
+                  s->recent);
     esp_reply_json(c, 200, v);
 }
 

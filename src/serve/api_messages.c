@@ -332,11 +332,15 @@ void esp_messages(struct esp_call *c)
                                            .ping = ping});
 }
 
+static void reply_count(struct esp_call *c, uint64_t n)
+{
+    esp_reply_json(c, 200, json_pack("{s:I}", "input_tokens", (json_int_t)n));
+}
+
 void esp_count_tokens(struct esp_call *c)
 {
     struct message *a = make_message(c);
-    uint64_t n;
 
-    if (a && read_request(c, a, WITHOUT_LIMIT) && esp_start_count(c, &a->p, &n))
-        esp_reply_json(c, 200, json_pack("{s:I}", "input_tokens", (json_int_t)n));
+    if (a && read_request(c, a, WITHOUT_LIMIT))
+        esp_start_count(c, &a->p, &a->gen, reply_count);
 }

@@ -200,14 +200,18 @@ void esp_responses(struct esp_call *c)
                                            .ping = esp_response_ping});
 }
 
+static void reply_count(struct esp_call *c, uint64_t n)
+{
+    esp_reply_json(c, 200,
+                   json_pack("{s:s,s:I}", "object", "response.input_tokens", "input_tokens", (json_int_t)n));
+}
+
 void esp_response_tokens(struct esp_call *c)
 {
     struct esp_response *a = make_response(c);
-    uint64_t n;
 
-    if (a && read_request(c, a) && esp_start_count(c, &a->p, &n))
-        esp_reply_json(
-            c, 200, json_pack("{s:s,s:I}", "object", "response.input_tokens", "input_tokens", (json_int_t)n));
+    if (a && read_request(c, a))
+        esp_start_count(c, &a->p, &a->gen, reply_count);
 }
 
 /* ---- stored ones ---- */

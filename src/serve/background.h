@@ -1,5 +1,6 @@
 /*
  * Work that must not hold up the event loop: each piece on a thread of its own, its end reported on the loop.
+ * What waits for others has a thread at once; what computes takes turns.
  *
  * SPDX-License-Identifier: MIT
  */
@@ -7,6 +8,7 @@
 #define ESP_SERVE_BACKGROUND_H
 
 #include <stdbool.h>
+#include <stdint.h>
 
 #include "base/status.h"
 
@@ -26,5 +28,10 @@ void esp_background_close(struct esp_background *b);
  * ESP_ENOMEM: neither is called. */
 esp_status esp_background_run(struct esp_background *b, esp_background_fn fn, esp_background_done done,
                               void *arg, esp_error *err);
+/* The same for any number of pieces, of which so many as esp_background_set() said run at a time, in order.
+ * ESP_ENOMEM: neither is called; done with ESP_EDEVICE: no thread could be had. */
+esp_status esp_background_queue(struct esp_background *b, esp_background_fn fn, esp_background_done done,
+                                void *arg, esp_error *err);
+void esp_background_set(struct esp_background *b, uint32_t n); /* before the first; 1 or more */
 
 #endif

@@ -10,8 +10,10 @@
 #include <strings.h>
 
 #include "base/json.h"
+#include "base/limits.h"
 #include "base/mem.h"
 
+#include "serve/content.h"
 #include "serve/job.h"
 #include "serve/keys.h"
 #include "serve/life.h"
@@ -26,6 +28,8 @@ static void free_call(struct esp_call *c)
     *c->prev = c->next;
     if (c->next)
         c->next->prev = c->prev;
+    esp_content_call(c);
+    json_decref(c->answers);
     if (c->free_answer)
         c->free_answer(c->answer);
     json_decref(c->body);
@@ -126,7 +130,7 @@ static void on_gone(void *owner, bool slow)
 
 /* ---- replies ---- */
 
-static void close_reply(struct esp_call *c, int status)
+void esp_reply_close(struct esp_call *c, int status)
 {
     c->status = status;
     log_call(c);
@@ -140,7 +144,7 @@ void esp_reply_text(struct esp_call *c, int status, const char *type, const char
 
     if (!r)
         return;
-    close_reply(c, status);
+    esp_reply_close(c, status);
     esp_http_reply(r, status, type, text, len);
 }
 
@@ -181,64 +185,6 @@ void esp_reply_error(struct esp_call *c)
     if (status >= 500 && status != 503 && status != 529)
         esp_http_header(c->r, "x-should-retry", "false");
     esp_reply_json(c, status, esp_api_error_body(&c->e, c->family, c->id));
-}
-
-void esp_sse_begin(struct esp_call *c)
-{
-    if (!c->r)
-        return;
-    c->streaming = true;
-    c->last_write = esp_serve_now();
-    esp_http_header(c->r, "Cache-Control", "no-cache");
-    esp_http_header(c->r, "X-Accel-Buffering", "no");
-    esp_http_begin(c->r, 200, "text/event-stream");
-}
-
-/* A write may end in on_gone, which clears c->r; the call itself lives while a job of it does. */
-static void sse_write(struct esp_call *c, const struct esp_strbuf *b)
-{
-    c->last_write = esp_serve_now();
-    if (c->r && !b->failed)
-        esp_http_write(c->r, esp_strbuf_str(b), b->len);
-}
-
-void esp_sse_data(struct esp_call *c, const char *event, json_t *v)
-{
-    struct esp_strbuf b;
-
-    if (c->r && v) {
-        esp_strbuf_init(&b, MAX_REPLY);
-        if (event)
-            esp_strbuf_printf(&b, "event: %s\n", event);
-        esp_strbuf_puts(&b, "data: ");
-        esp_json_add(&b, v);
-        esp_strbuf_puts(&b, "\n\n");
-        sse_write(c, &b);
-        esp_strbuf_free(&b);
-    }
-    json_decref(v);
-}
-
-void esp_sse_line(struct esp_call *c, const char *line)
-{
-    struct esp_strbuf b;
-
-    if (!c->r)
-        return;
-    esp_strbuf_init(&b, 4096);
-    esp_strbuf_printf(&b, "%s\n\n", line);
-    sse_write(c, &b);
-    esp_strbuf_free(&b);
-}
-
-void esp_sse_end(struct esp_call *c)
-{
-    struct esp_http_request *r = c->r;
-
-    if (!r)
-        return;
-    close_reply(c, 200);
-    esp_http_end(r);
 }
 
 /* ---- checks ---- */
@@ -344,12 +290,17 @@ static bool check_key(struct esp_call *c)
     const char *auth = esp_http_find(&c->r->head, "Authorization"),
                *key = esp_http_find(&c->r->head, "x-api-key");
     const bool metrics = c->route && c->route->handle == esp_get_metrics && c->s->o.metrics_public;
+    struct esp_key_holder holder;
 
     if (auth && strncasecmp(auth, "Bearer ", 7) == 0 && !key)
         key = auth + 7 + strspn(auth + 7, " ");
-    if (!esp_keys_any(c->s->keys))
+    if (!esp_keys_any(c->s->keys)) {
         c->admin = esp_is_loopback(c->client); /* who comes through a proxy is not here */
-    else if (!key || !esp_keys_check(c->s->keys, key, c->key_name, sizeof c->key_name, &c->admin)) {
+    } else if (key && esp_keys_check(c->s->keys, key, &holder)) {
+        snprintf(c->key_name, sizeof c->key_name, "%s", holder.name);
+        c->admin = holder.admin;
+        c->key = holder.id;
+    } else {
         if ((flags & ESP_ROUTE_PUBLIC) || metrics)
             return true;
         return esp_api_fail(&c->e, "invalid_api_key", NULL,
@@ -467,8 +418,7 @@ static bool admit(struct esp_call *c, enum origin origin, const char *name, cons
     if (!open && origin == ORIGIN_OTHER)
         return esp_api_fail(&c->e, "origin_not_allowed", NULL,
                             "Origin '%.200s' may not call; --cors-origins lists those that may", name);
-    return check_key(c) && check_route(c, allow) && check_phase(c) &&
-           (!(c->route->flags & ESP_ROUTE_BODY) || esp_call_body(c));
+    return check_key(c) && check_route(c, allow) && check_phase(c);
 }
 
 /* By its route, or later by its route when the model is away. */
@@ -484,6 +434,25 @@ static void answer(struct esp_call *c)
         c->route->handle(c);
 }
 
+/* The body has been read beside the loop, and meanwhile much may have happened. */
+static void go_on(struct esp_call *c)
+{
+    if (c->r && !c->e.http && check_phase(c))
+        answer(c);
+    if (c->e.http)
+        esp_reply_error(c);
+}
+
+static void read_and_answer(struct esp_call *c)
+{
+    const bool body = c->route->flags & ESP_ROUTE_BODY;
+
+    if (body && esp_call_is_big(c))
+        esp_call_body_later(c, go_on);
+    else if (!body || esp_call_body(c))
+        answer(c);
+}
+
 void esp_call_handle(void *server, struct esp_http_request *r)
 {
     struct esp_server *s = server;
@@ -497,12 +466,13 @@ void esp_call_handle(void *server, struct esp_http_request *r)
     if (path)
         c->route = esp_route_find(r->head.method, path, c->params, allow, &c->family);
     take_id(c);
+    esp_reply_last_words(c);
     origin = origin_of(c, &name);
     c->n_job++; /* so that the call outlives its reply until the handler returns */
     if (strcmp(r->head.method, "OPTIONS") == 0)
         options_reply(c, origin, name, allow);
     else if (admit(c, origin, name, allow))
-        answer(c);
+        read_and_answer(c);
     if (c->e.http)
         esp_reply_error(c);
     esp_call_job_ended(c);
@@ -530,7 +500,11 @@ void esp_call_refuse(void *server, struct esp_http_request *r, int status, const
         if (codes[i].status == status)
             code = codes[i].code;
     if (status == 413)
-        esp_api_fail(&c->e, code, NULL, "%s: at most %llu bytes", why, (unsigned long long)s->o.max_body);
+        esp_api_fail(&c->e, code, NULL, "%s: at most %llu bytes (--max-body)", why,
+                     (unsigned long long)s->o.max_body);
+    else if (status == 414 || status == 431)
+        esp_api_fail(&c->e, code, NULL, "%s: at most %u bytes", why,
+                     status == 414 ? ESP_LIMIT_HTTP_URI : ESP_LIMIT_HTTP_HEAD);
     else
         esp_api_fail(&c->e, code, NULL, "%s", why);
     c->n_job++;

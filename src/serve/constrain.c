@@ -68,7 +68,7 @@ void esp_constrain_format(struct esp_fields *f, const json_t *format, const char
 
     if (!type) {
         esp_api_fail(f->e, json_is_object(format) ? "missing_field" : "invalid_type", param,
-                     "%s: {\"type\":...} is needed", param);
+                     "%s: {\"type\": \"text\", \"json_object\" or \"json_schema\", ...} is needed", param);
         return;
     }
     if (strcmp(type, "text") == 0)

@@ -13,7 +13,7 @@
 
 #include "serve/slots.h"
 
-enum { SHOWN = 80, BEFORE = 6, AROUND = 14, OTHER_AT_LEAST = 64 };
+enum { SHOWN = 80, BEFORE = 6, AROUND = 14, OTHER_AT_LEAST = 64, REWRITTEN = 1024 };
 
 static size_t agree(const struct esp_ids *a, const struct esp_ids *b)
 {
@@ -77,6 +77,31 @@ static json_t *divergence(const struct esp_job *j)
                      around(j->s, &j->prompt, j->agreed));
 }
 
+/* The texts part inside an earlier answer, and much that was cached behind it is lost: a template that leaves
+ * out old thinking does that, or a client that changes what it was sent. */
+static void warn_rewritten(struct esp_job *j)
+{
+    static const char mark[] = "<|im_start|>assistant";
+    const struct esp_ids *old = &j->s->slots[j->nearest].text;
+    size_t from = j->agreed, end = j->agreed;
+    struct esp_strbuf text;
+
+    while (end < j->prompt.n && !esp_token_is_end(j->s->model, (esp_token)j->prompt.data[end]))
+        end++;
+    if (old->n - j->agreed <= REWRITTEN || end == j->prompt.n) /* the last turn is no history */
+        return;
+    while (from > 0 && !esp_token_is_end(j->s->model, (esp_token)j->prompt.data[from - 1]))
+        from--;
+    esp_strbuf_init(&text, 1 << 20);
+    esp_detok_decode(esp_model_tokenizer(j->s->model), j->prompt.data + from,
+                     j->prompt.n - from < 8 ? j->prompt.n - from : 8, 0, &text, NULL);
+    if (strstr(esp_strbuf_str(&text), mark))
+        esp_gen_warn(j->gen,
+                     "history_rewritten: an earlier answer is rendered in other words than it was cached; "
+                     "--history stable keeps it");
+    esp_strbuf_free(&text);
+}
+
 void esp_diagnose(struct esp_job *j)
 {
     const struct esp_server *s = j->s;
@@ -97,6 +122,8 @@ void esp_diagnose(struct esp_job *j)
             j->nearest = (int)i;
         }
     }
+    if (j->nearest >= 0 && j->agreed < j->prompt.n && j->agreed < s->slots[j->nearest].text.n)
+        warn_rewritten(j);
     if (j->gen->debug_cache && j->nearest >= 0 && j->agreed < j->prompt.n &&
         j->agreed < s->slots[j->nearest].text.n)
         j->divergence = divergence(j);

@@ -17,7 +17,6 @@
 
 enum {
     MAX_SOURCE = 8 << 20, /* bytes of a source: 1,024 tools of 8 KiB */
-    MAX_RUNNING = 2,      /* at once; each may take ESP_LIMIT_GRAMMAR_MEMORY */
     MAX_WAITING = 64
 };
 
@@ -264,7 +263,7 @@ static void start_some(struct esp_grammars *g)
     struct work *next;
     esp_error err;
 
-    for (struct work *w = g->work; w && g->n_running < MAX_RUNNING && !g->stopped; w = next) {
+    for (struct work *w = g->work; w && g->n_running < g->s->o.http_threads && !g->stopped; w = next) {
         esp_status s;
 
         next = w->next;

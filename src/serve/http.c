@@ -17,11 +17,12 @@
 
 #include "base/mem.h"
 
+#include "serve/guard.h"
 #include "serve/http_address.h"
 #include "serve/http_late.h"
 #include "serve/http_listen.h"
 
-enum { READ_AHEAD = 64 << 10, HEADER_BYTES = 8 << 10, LINGER_SECONDS = 2 };
+enum { READ_AHEAD = 64 << 10, HEADER_BYTES = 8 << 10, LINGER_SECONDS = 2, FRAME = 24 /* of a chunk */ };
 
 enum state {
     READ_HEAD,
@@ -42,9 +43,11 @@ struct conn {
     enum state state;
     bool close_after, busy, first_done; /* busy: inside a callback of ours */
     bool is_head;                       /* HEAD: no body in the reply */
+    bool has_words;                     /* last ones, of the stream */
     bool chunked_out;
     struct esp_strbuf head_text, body, headers;
     struct esp_http_chunks chunks;
+    int guarded;          /* its number there; -1: it is not */
     struct esp_late late; /* of a stream: pieces that go out together */
 };
 
@@ -92,6 +95,8 @@ static void free_conn(struct conn *c)
     if (c->timer)
         event_free(c->timer);
     esp_late_drop(&c->late);
+    if (c->bev)
+        esp_guard_leave(c->http->o.guard, c->guarded, bufferevent_getfd(c->bev));
     if (c->bev)
         bufferevent_free(c->bev);
     esp_strbuf_free(&c->head_text);
@@ -326,8 +331,10 @@ static void on_write(struct bufferevent *bev, void *arg)
     c->busy = true;
     if (c->state == FINISHING && evbuffer_get_length(output(c)) == 0)
         reply_done(c);
-    else if (c->state == STREAMING && evbuffer_get_length(output(c)) == 0)
+    else if (c->state == STREAMING && evbuffer_get_length(output(c)) == 0) {
         arm(c, 0); /* the client has read all there is */
+        esp_guard_speak(c->http->o.guard, c->guarded, c->has_words);
+    }
     leave(c);
 }
 
@@ -365,6 +372,16 @@ static void on_output(struct evbuffer *buf, const struct evbuffer_cb_info *info,
         arm(c, evbuffer_get_length(buf) ? c->http->o.write_timeout : 0);
 }
 
+char *esp_http_take_body(struct esp_http_request *r, size_t *len)
+{
+    struct conn *c = conn_of(r);
+
+    *len = c->body.len;
+    r->body = "";
+    r->body_len = 0;
+    return esp_strbuf_take(&c->body);
+}
+
 /* ---- writing ---- */
 
 void esp_http_header(struct esp_http_request *r, const char *name, const char *value)
@@ -375,9 +392,49 @@ void esp_http_header(struct esp_http_request *r, const char *name, const char *v
     esp_strbuf_printf(&c->headers, "%s: %s\r\n", name, value);
 }
 
+bool esp_http_is_guarded(const struct esp_http_request *r)
+{
+    return ((const struct conn *)r)->guarded >= 0;
+}
+
+/* A reply that nobody will end. */
+static void whole_words(const struct conn *c, int status, const char *text, size_t len, struct esp_strbuf *b)
+{
+    esp_strbuf_printf(b,
+                      "HTTP/1.1 %d %s\r\n%sContent-Type: application/json\r\nRetry-After: 1\r\n"
+                      "Connection: close\r\nContent-Length: %zu\r\n\r\n",
+                      status, esp_http_reason(status), esp_strbuf_str(&c->headers), len);
+    if (!c->is_head)
+        esp_strbuf_add(b, text, len);
+}
+
+void esp_http_last_words(struct esp_http_request *r, int status, const char *text, size_t len)
+{
+    struct conn *c = conn_of(r);
+    struct esp_strbuf b;
+
+    if (c->guarded < 0 || (c->state != HANDLING && c->state != STREAMING))
+        return;
+    esp_strbuf_init(&b, 1 << 16);
+    if (c->state == HANDLING)
+        whole_words(c, status, text, len, &b);
+    else if (c->chunked_out)
+        esp_strbuf_printf(&b, "%zx\r\n%.*s\r\n0\r\n\r\n", len, (int)len, text);
+    else
+        esp_strbuf_add(&b, text, len);
+    c->has_words = c->state == STREAMING;
+    esp_guard_words(c->http->o.guard, c->guarded, esp_strbuf_str(&b), b.failed ? 0 : b.len);
+    if (evbuffer_get_length(output(c)))
+        esp_guard_speak(c->http->o.guard, c->guarded, false); /* until what was said before is out */
+    esp_strbuf_free(&b);
+}
+
 static void start_reply(struct conn *c, int status, const char *type)
 {
     struct evbuffer *out = output(c);
+
+    c->has_words = false;
+    esp_guard_speak(c->http->o.guard, c->guarded, false);
 
     evbuffer_add_printf(out, "HTTP/1.1 %d %s\r\n", status, esp_http_reason(status));
     evbuffer_add(out, esp_strbuf_str(&c->headers), c->headers.len);
@@ -394,6 +451,7 @@ static void start_reply(struct conn *c, int status, const char *type)
 static void finish(struct conn *c)
 {
     c->state = FINISHING;
+    esp_guard_speak(c->http->o.guard, c->guarded, false);
     c->r.on_gone = NULL;
     arm(c, c->http->o.write_timeout);
     if (evbuffer_get_length(output(c)) == 0 && !c->busy) { /* all of it went out before the end was known */
@@ -441,8 +499,37 @@ static void on_stuck(void *arg)
 {
     struct conn *c = arg;
 
+    esp_guard_speak(c->http->o.guard, c->guarded, false);
     if (!evtimer_pending(c->timer, NULL))
         arm(c, c->http->o.write_timeout);
+}
+
+static size_t put_hex(char *out, size_t n)
+{
+    size_t digits = 1;
+
+    while (digits < 2 * sizeof n && n >> (4 * digits))
+        digits++;
+    for (size_t i = 0; i < digits; i++)
+        out[i] = "0123456789abcdef"[n >> (4 * (digits - 1 - i)) & 15];
+    return digits;
+}
+
+/* A chunk, in one piece: most are a hundred bytes. Without memory it is lost with its connection. */
+static void add_chunk(struct evbuffer *out, const char *data, size_t len)
+{
+    struct evbuffer_iovec v;
+    char *at;
+
+    if (evbuffer_reserve_space(out, (ev_ssize_t)(len + FRAME), &v, 1) < 1)
+        return;
+    at = v.iov_base;
+    at += put_hex(at, len);
+    memcpy(at, "\r\n", 2);
+    memcpy(at + 2, data, len);
+    memcpy(at + 2 + len, "\r\n", 2);
+    v.iov_len = (size_t)(at + len + 4 - (char *)v.iov_base);
+    evbuffer_commit_space(out, &v, 1);
 }
 
 bool esp_http_write(struct esp_http_request *r, const char *data, size_t len)
@@ -462,10 +549,9 @@ bool esp_http_write(struct esp_http_request *r, const char *data, size_t len)
     if (out == output(c))
         on_stuck(c);
     if (c->chunked_out)
-        evbuffer_add_printf(out, "%zx\r\n", len);
-    evbuffer_add(out, data, len);
-    if (c->chunked_out)
-        evbuffer_add(out, "\r\n", 2);
+        add_chunk(out, data, len);
+    else
+        evbuffer_add(out, data, len);
     return true;
 }
 
@@ -490,6 +576,7 @@ static struct conn *make_conn(struct esp_http *h, evutil_socket_t fd)
         return NULL;
     }
     c->http = h;
+    c->guarded = -1;
     c->prev = &h->conns;
     c->next = h->conns;
     if (c->next)
@@ -508,6 +595,8 @@ static struct conn *make_conn(struct esp_http *h, evutil_socket_t fd)
         free_conn(c);
         return NULL;
     }
+    if (h->o.guard)
+        c->guarded = esp_guard_take(h->o.guard, fd);
     return c;
 }
 
@@ -539,6 +628,13 @@ esp_status esp_http_listen(struct esp_http *h, const char *host, uint16_t port, 
     const struct esp_listener_opts o = {h->base, on_accept, h, h->o.backlog};
 
     return esp_listeners_add(&h->listeners, &o, host, port, bound, err);
+}
+
+esp_status esp_http_inherit(struct esp_http *h, int fd, uint16_t *bound, esp_error *err)
+{
+    const struct esp_listener_opts o = {h->base, on_accept, h, h->o.backlog};
+
+    return esp_listeners_inherit(&h->listeners, &o, fd, bound, err);
 }
 
 void esp_http_drain(struct esp_http *h)

@@ -23,6 +23,7 @@
 #include "serve/http_parse.h"
 
 struct event_base;
+struct esp_guard;
 struct esp_http;
 struct esp_http_request;
 
@@ -39,12 +40,15 @@ struct esp_http_opts {
      * connection closes afterwards. Head fields are empty when the head itself is what is wrong. */
     void (*refuse)(void *user, struct esp_http_request *r, int status, const char *why);
     void *user;
+    struct esp_guard *guard; /* NULL: nobody speaks for us when we are gone */
 };
 
 esp_status esp_http_open(struct esp_http **out, struct event_base *base, const struct esp_http_opts *o,
                          esp_error *err);
 /* Closes every connection without calling on_gone. NULL is a no-op. */
 void esp_http_close(struct esp_http *h);
+/* The same on a socket that listens already. */
+esp_status esp_http_inherit(struct esp_http *h, int fd, uint16_t *bound, esp_error *err);
 /* "127.0.0.1", "::1", "unix:/path"; port 0 takes a free one, *bound is the port in use (0 for a socket
  * file). A stale socket file is replaced, any other file refused. ESP_EIO with the reason. */
 esp_status esp_http_listen(struct esp_http *h, const char *host, uint16_t port, uint16_t *bound,
@@ -64,6 +68,8 @@ struct esp_http_request {
     void *owner;
 };
 
+/* The body for the handler to keep, zero-terminated, for esp_free(); r has none then. NULL: no memory. */
+char *esp_http_take_body(struct esp_http_request *r, size_t *len);
 /* Headers of the reply, before it begins. Values with line breaks are a bug of ours. */
 void esp_http_header(struct esp_http_request *r, const char *name, const char *value);
 /* A whole reply; r is gone afterwards. type NULL: no body. */
@@ -73,5 +79,9 @@ void esp_http_reply(struct esp_http_request *r, int status, const char *type, co
 void esp_http_begin(struct esp_http_request *r, int status, const char *type);
 bool esp_http_write(struct esp_http_request *r, const char *data, size_t len);
 void esp_http_end(struct esp_http_request *r);
+/* What the client is told if this process dies before the reply has ended: before the reply begins a whole
+ * one with this status, in a stream a last piece. Nothing without a guard. */
+bool esp_http_is_guarded(const struct esp_http_request *r);
+void esp_http_last_words(struct esp_http_request *r, int status, const char *text, size_t len);
 
 #endif

@@ -28,6 +28,11 @@ struct esp_listener_opts {
     uint32_t backlog;
 };
 
+/* A socket bound to the address, for esp_listeners_inherit(); *bound as esp_http_listen() has it. */
+esp_status esp_listen_socket(int *out, const char *host, uint16_t port, uint16_t *bound, esp_error *err);
+/* Accept on fd, which stays the caller's; its socket file, if it has one, is the caller's too. */
+esp_status esp_listeners_inherit(struct esp_listeners *l, const struct esp_listener_opts *o, int fd,
+                                 uint16_t *bound, esp_error *err);
 /* One address more; see esp_http_listen(). */
 esp_status esp_listeners_add(struct esp_listeners *l, const struct esp_listener_opts *o, const char *host,
                              uint16_t port, uint16_t *bound, esp_error *err);

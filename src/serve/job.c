@@ -16,6 +16,7 @@
 
 #include "serve/adapters.h"
 #include "serve/constrain.h"
+#include "serve/content.h"
 #include "serve/diagnose.h"
 #include "serve/slots.h"
 
@@ -108,6 +109,7 @@ static void end_job(struct esp_job *j)
     *at = j->next;
     esp_mounts_use(j->s, j->gen, -1);
     note_call(j);
+    esp_content_answers(j);
     if (c->r)
         j->sink->done(j);
     free_job(j);
@@ -286,6 +288,7 @@ static bool submit(struct esp_job *j, struct esp_choice *c, const struct esp_ids
                                     .progress_ms = progress_ms(j, c),
                                     .opts = seq_opts(j, c),
                                     .goes_on = c != NULL,
+                                    .owner = j->call->key,
                                     .user = j};
     esp_error err;
     esp_status s = ESP_ENOMEM;
@@ -454,24 +457,42 @@ void esp_job_event(struct esp_server *s, const struct esp_service_event *x)
         take_answer(c, x);
 }
 
-bool esp_job_start(struct esp_job **out, const struct esp_job_opts *o, uint64_t limit,
-                   struct esp_api_error *e)
+/* A key has its share of rows, and of the queue. */
+static bool within_share(const struct esp_server *s, const struct esp_call *c, uint32_t n,
+                         struct esp_api_error *e)
 {
-    struct esp_job *j = esp_alloc(sizeof *j), **tail;
-    struct esp_ids prompt = o->prompt;
+    const uint32_t rows = s->o.per_key_rows < s->rows ? s->o.per_key_rows : s->rows,
+                   most = (uint32_t)((uint64_t)(s->rows + s->queue) * rows / s->rows);
+    uint32_t pending = n;
+
+    if (!rows || !c->key)
+        return true;
+    if (n > rows)
+        return esp_api_fail(e, "invalid_value", "n", "n: %u; a key has at most %u rows here", n, rows);
+    for (const struct esp_job *j = s->jobs; j; j = j->next)
+        if (j->call->key == c->key)
+            pending += j->n_open;
+    if (pending <= most)
+        return true;
+    if (!e->http)
+        e->retry_after = (int)(1 + esp_wait_estimate(s));
+    return esp_api_fail(e, "queue_full", NULL,
+                        "this key's share of the queue is full: %u of its requests run or wait, %u may",
+                        pending - n, most);
+}
+
+/* A job of o that has not been handed over; its choices are as far as they came. */
+static bool init_job(struct esp_job *j, const struct esp_job_opts *o, uint64_t limit, struct esp_api_error *e)
+{
     bool ok = true;
 
-    if (!j) {
-        esp_ids_free(&prompt);
-        return esp_api_fail(e, "device_lost", NULL, "no memory for the request");
-    }
     j->s = o->call->s;
     j->call = o->call;
     j->sink = o->sink;
     j->gen = o->gen;
     j->index = o->index;
     j->call_prefix = o->call_prefix ? o->call_prefix : "call_";
-    j->prompt = prompt;
+    j->prompt = o->prompt;
     j->started = o->call->started;
     j->n = j->n_open = o->gen->n;
     for (uint32_t i = 0; ok && i < j->n; i++)
@@ -485,6 +506,23 @@ bool esp_job_start(struct esp_job **out, const struct esp_job_opts *o, uint64_t 
     if (j->n_pin)
         memcpy(j->pins, o->pins, j->n_pin * sizeof *j->pins);
     snprintf(j->opening, sizeof j->opening, "%s", o->opening ? o->opening : "");
+    return ok;
+}
+
+bool esp_job_start(struct esp_job **out, const struct esp_job_opts *o, uint64_t limit,
+                   struct esp_api_error *e)
+{
+    const bool shared = within_share(o->call->s, o->call, o->gen->n, e);
+    struct esp_job *j = shared ? esp_alloc(sizeof *j) : NULL, **tail;
+    struct esp_ids prompt = o->prompt;
+    bool ok;
+
+    if (!j) {
+        esp_ids_free(&prompt);
+        o->call->s->metrics.rejected_queue += !shared && strcmp(e->code, "queue_full") == 0;
+        return esp_api_fail(e, "device_lost", NULL, "no memory for the request");
+    }
+    ok = init_job(j, o, limit, e);
     if (ok && j->choices[0].banned && (uint64_t)o->gen->min_tokens < limit)
         limit = (uint64_t)o->gen->min_tokens;
     if (!ok || !submit(j, NULL, &j->prompt, limit, e)) {

@@ -8,15 +8,16 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/hash.h"
 #include "base/map.h"
 #include "base/mem.h"
 
 #include "serve/serve.h"
 
-enum { MAX_KEY = 256, MAX_NAME = 64, MAX_FILE = 1 << 20 };
+enum { MAX_NAME = 64, MAX_FILE = 1 << 20 };
 
 struct key {
-    char text[MAX_KEY]; /* zeros behind it */
+    char text[ESP_KEY_MAX]; /* zeros behind it */
     char name[MAX_NAME];
     bool admin;
 };
@@ -32,8 +33,8 @@ static esp_status add(struct esp_keys *k, const char *key, const char *name, boo
 
     if (k->n == ESP_SERVE_MAX_KEYS)
         return esp_fail(err, ESP_ENOFIT, "more than %d API keys", ESP_SERVE_MAX_KEYS);
-    if (!*key || strlen(key) >= MAX_KEY)
-        return esp_fail(err, ESP_EINVAL, "an API key has 1 to %d characters", MAX_KEY - 1);
+    if (!*key || strlen(key) >= ESP_KEY_MAX)
+        return esp_fail(err, ESP_EINVAL, "an API key has 1 to %d characters", ESP_KEY_MAX - 1);
     snprintf(row->text, sizeof row->text, "%s", key);
     snprintf(row->name, sizeof row->name, "%s", name);
     row->admin = admin;
@@ -109,6 +110,8 @@ esp_status esp_keys_open(struct esp_keys **out, const char *single, const char *
         s = add(k, single, "key", true, err);
     if (s == ESP_OK && file)
         s = read_file(k, file, err);
+    if (s != ESP_OK && file)
+        esp_fail_in(err, s, "--api-key-file");
     if (s == ESP_OK && file && k->n == 0)
         s = esp_fail(err, ESP_EFORMAT, "%s: no keys in it", file);
     if (s != ESP_OK) {
@@ -134,26 +137,42 @@ bool esp_keys_any(const struct esp_keys *k)
     return k && k->n > 0;
 }
 
-bool esp_keys_check(const struct esp_keys *k, const char *given, char *name, size_t cap, bool *admin)
+static uint64_t id_of(const struct key *k)
 {
-    char padded[MAX_KEY] = {0};
+    return esp_hash(k->text, strlen(k->text), 0) | 1;
+}
+
+bool esp_keys_text(const struct esp_keys *k, uint64_t id, char out[ESP_KEY_MAX])
+{
+    for (size_t i = 0; id && i < k->n; i++)
+        if (id_of(&k->v[i]) == id) {
+            memcpy(out, k->v[i].text, ESP_KEY_MAX);
+            return true;
+        }
+    return false;
+}
+
+bool esp_keys_check(const struct esp_keys *k, const char *given, struct esp_key_holder *out)
+{
+    char padded[ESP_KEY_MAX] = {0};
     const struct key *found = NULL;
     const size_t len = strlen(given);
 
-    if (len == 0 || len >= MAX_KEY)
+    if (len == 0 || len >= ESP_KEY_MAX)
         return false;
     memcpy(padded, given, len);
     for (size_t i = 0; i < k->n; i++) {
         unsigned char differs = 0;
 
-        for (size_t j = 0; j < MAX_KEY; j++)
+        for (size_t j = 0; j < ESP_KEY_MAX; j++)
             differs |= (unsigned char)(padded[j] ^ k->v[i].text[j]);
         if (!differs)
             found = &k->v[i];
     }
     if (!found)
         return false;
-    snprintf(name, cap, "%s", found->name);
-    *admin = found->admin;
+    snprintf(out->name, sizeof out->name, "%s", found->name);
+    out->admin = found->admin;
+    out->id = id_of(found);
     return true;
 }

@@ -150,7 +150,8 @@ static esp_status start_service(struct esp_server *s, const struct esp_serve_eng
     s->think = find_token(s, "<think>");
     s->tool_call = find_token(s, "<tool_call>");
     esp_fim_find(s);
-    ESP_TRY(esp_service_open(&s->service, s->engine, NULL, err));
+    ESP_TRY(esp_service_open(&s->service, s->engine,
+                             &(struct esp_service_opts){.rows_per_owner = s->o.per_key_rows}, err));
     s->events = event_new(s->base, esp_service_fd(s->service), EV_READ | EV_PERSIST, on_events, s);
     if (!s->events || event_add(s->events, NULL) != 0)
         return esp_fail(err, ESP_EIO, "no event for the engine");

@@ -44,6 +44,29 @@ void esp_observe_seconds(struct esp_histogram *h, const double *buckets, double 
     h->n++;
 }
 
+void esp_minute_note(struct esp_minute *m, double now, uint64_t first, uint64_t second)
+{
+    const uint32_t last = (m->next + ESP_MINUTE - 1) % ESP_MINUTE;
+
+    if (m->n && now - m->at[last] < 1)
+        return;
+    m->at[m->next] = now;
+    m->count[m->next][0] = first;
+    m->count[m->next][1] = second;
+    m->next = (m->next + 1) % ESP_MINUTE;
+    m->n += m->n < ESP_MINUTE;
+}
+
+double esp_minute_rate(const struct esp_minute *m, uint64_t count, int which)
+{
+    const uint32_t oldest = (m->next + ESP_MINUTE - m->n) % ESP_MINUTE;
+    const double seconds = m->n ? esp_serve_now() - m->at[oldest] : 0;
+
+    if (seconds <= 0 || count < m->count[oldest][which]) /* of an engine that is gone */
+        return 0;
+    return (double)(count - m->count[oldest][which]) / seconds;
+}
+
 void esp_count_http(struct esp_metrics *m, int route, int status)
 {
     size_t i = 0;

@@ -37,6 +37,18 @@ struct esp_metrics {
     uint64_t http[ESP_MAX_ROUTES][ESP_MAX_STATUSES]; /* by route and status of the tables in metrics.c */
 };
 
+/* Two counters as they were in each of the last seconds. */
+enum { ESP_MINUTE = 60 };
+struct esp_minute {
+    double at[ESP_MINUTE];
+    uint64_t count[ESP_MINUTE][2];
+    uint32_t n, next;
+};
+/* Once in a while; keeps one sample a second. */
+void esp_minute_note(struct esp_minute *m, double now, uint64_t first, uint64_t second);
+/* Per second over the last minute, or since the first sample: count is what the counter is now. */
+double esp_minute_rate(const struct esp_minute *m, uint64_t count, int which);
+
 void esp_observe_seconds(struct esp_histogram *h, const double *buckets, double x);
 extern const double esp_buckets_ttft[], esp_buckets_token[], esp_buckets_phase[], esp_buckets_count[];
 void esp_count_http(struct esp_metrics *m, int route, int status);

@@ -84,8 +84,9 @@ struct esp_start {
 /* Render, get the grammar (which may take a while; the call lives on), and hand over. Errors are the call's
  * and answered when they come later. What *o points to must live as long as the call. */
 void esp_start_chat(const struct esp_start *o);
-/* The number of tokens that the prompt has. False with the call's error. */
-bool esp_start_count(struct esp_call *c, const struct esp_chat_params *p, uint64_t *out);
+/* The number of tokens that the prompt has, to reply; errors as above. */
+void esp_start_count(struct esp_call *c, struct esp_chat_params *p, struct esp_gen *gen,
+                     void (*reply)(struct esp_call *c, uint64_t n));
 /* A job has failed before its stream began: its error becomes the call's reply. */
 void esp_reply_job_error(struct esp_job *j);
 /* The whole answer of a generation with its headers; v is released. */

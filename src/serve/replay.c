@@ -7,6 +7,7 @@
  */
 #include "serve/replay.h"
 
+#include <pthread.h>
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
@@ -35,6 +36,7 @@ struct kept {
 };
 
 struct esp_replay {
+    pthread_mutex_t lock;
     struct kept *ring;    /* [cap] */
     uint64_t first, next; /* numbers of the oldest and of the one to come */
     uint32_t cap;
@@ -50,6 +52,7 @@ esp_status esp_replay_open(struct esp_replay **out, uint32_t max_entries, uint64
     struct esp_replay *r = esp_alloc(sizeof *r);
 
     if (r) {
+        pthread_mutex_init(&r->lock, NULL);
         r->cap = max_entries ? max_entries : 1;
         r->max_bytes = max_bytes;
         r->ttl = ttl;
@@ -113,12 +116,15 @@ void esp_replay_close(struct esp_replay *r)
         drop_oldest(r);
     json_decref(r->map);
     esp_free(r->ring);
+    pthread_mutex_destroy(&r->lock);
     esp_free(r);
 }
 
-void esp_replay_count(const struct esp_replay *r, struct esp_replay_counts *out)
+void esp_replay_count(struct esp_replay *r, struct esp_replay_counts *out)
 {
+    pthread_mutex_lock(&r->lock);
     *out = (struct esp_replay_counts){r->next - r->first, r->bytes, r->hits};
+    pthread_mutex_unlock(&r->lock);
 }
 
 /* ---- keeping ---- */
@@ -207,13 +213,11 @@ static bool is_known(const struct esp_replay *r, const struct kept *k, const cha
            json_equal(old->content, k->content) && json_equal(old->reasoning, k->reasoning);
 }
 
-void esp_replay_keep(struct esp_replay *r, const struct esp_choice *c, const char *key)
+static void keep(struct esp_replay *r, const struct esp_choice *c, const char *key)
 {
     struct kept k = {.created = clock_now()};
     char text[40];
 
-    if (!r || !is_whole(c))
-        return;
     k.n = c->tokens.n;
     k.content = trimmed(esp_strbuf_str(&c->content), c->content.len);
     k.reasoning = trimmed(esp_strbuf_str(&c->reasoning), c->reasoning.len);
@@ -249,6 +253,15 @@ void esp_replay_keep(struct esp_replay *r, const struct esp_choice *c, const cha
                                                                            .n = k.n,
                                                                            .created = k.created});
     enter(r, &k);
+}
+
+void esp_replay_keep(struct esp_replay *r, const struct esp_choice *c, const char *key)
+{
+    if (!r || !is_whole(c))
+        return;
+    pthread_mutex_lock(&r->lock);
+    keep(r, c, key);
+    pthread_mutex_unlock(&r->lock);
 }
 
 /* A turn of the file. */
@@ -401,6 +414,38 @@ static esp_status encode(const esp_model *m, const struct esp_replay_input *in, 
     return s;
 }
 
+/* A turn's tokens as they were when it was found: the store may change while a long prompt is encoded. */
+struct found {
+    char *opening;
+    uint32_t *ids; /* [n] */
+    size_t n;
+};
+
+/* False: not known, or no memory, which costs no more than a look-up that fails. */
+static bool find_copy(struct esp_replay *r, const json_t *m, bool stable, struct found *out)
+{
+    const struct kept *k;
+
+    memset(out, 0, sizeof *out);
+    pthread_mutex_lock(&r->lock);
+    k = find(r, m, stable);
+    if (k) {
+        out->opening = esp_strndup(k->opening, strlen(k->opening));
+        out->ids = esp_alloc_array(k->n, sizeof *out->ids);
+        out->n = k->n;
+    }
+    if (out->ids)
+        memcpy(out->ids, k->ids, k->n * sizeof *k->ids);
+    pthread_mutex_unlock(&r->lock);
+    return out->opening && out->ids;
+}
+
+static void free_found(struct found *f)
+{
+    esp_free(f->opening);
+    esp_free(f->ids);
+}
+
 struct region {  /* of one turn in the rendered text */
     size_t from; /* text from here on is not encoded yet */
     size_t start, end;
@@ -408,7 +453,7 @@ struct region {  /* of one turn in the rendered text */
 
 /* Put k back for the region; from is then behind it. What does not fit is left to be encoded as text. */
 static esp_status put_back(struct esp_replay *r, const esp_model *m, const struct esp_replay_input *in,
-                           const struct kept *k, struct region *g, struct esp_ids *out, esp_error *err)
+                           const struct found *k, struct region *g, struct esp_ids *out, esp_error *err)
 {
     const size_t len = strlen(k->opening);
     const bool exact =
@@ -420,7 +465,9 @@ static esp_status put_back(struct esp_replay *r, const esp_model *m, const struc
     for (size_t i = 0; i < k->n; i++)
         ESP_TRY(esp_ids_push(out, k->ids[i], err));
     g->from = g->end;
+    pthread_mutex_lock(&r->lock);
     r->hits++;
+    pthread_mutex_unlock(&r->lock);
     return ESP_OK;
 }
 
@@ -434,7 +481,8 @@ bool esp_replay_encode(struct esp_replay *r, const esp_model *m, const struct es
     json_array_foreach(in->messages, i, message)
     {
         const char *role = json_string_value(json_object_get(message, "role"));
-        const struct kept *k;
+        struct found k = {0};
+        esp_status s = ESP_OK;
 
         if (!role || strcmp(role, "assistant") != 0)
             continue;
@@ -443,8 +491,10 @@ bool esp_replay_encode(struct esp_replay *r, const esp_model *m, const struct es
             break; /* another family's template: nothing to go by */
         g.start += strlen(header);
         at = g.end = next_mark(in, g.start, footer);
-        k = g.end < in->text->len ? find(r, message, in->stable) : NULL;
-        if (k && put_back(r, m, in, k, &g, out, err) != ESP_OK)
+        if (g.end < in->text->len && find_copy(r, message, in->stable, &k))
+            s = put_back(r, m, in, &k, &g, out, err);
+        free_found(&k);
+        if (s != ESP_OK)
             return false;
     }
     return encode(m, in, g.from, in->text->len, "", out, err) == ESP_OK;

@@ -29,9 +29,10 @@ void esp_replay_close(struct esp_replay *r);
 void esp_replay_keep(struct esp_replay *r, const struct esp_choice *c, const char *key);
 
 /*
- * Encode a rendered chat, with the turns of messages put back where they are known. Exact: the template's
- * text in front of a turn must be what it was when the turn was sampled. stable: put back also what stood in
- * front of it, such as an empty think block that the template leaves out later.
+ * Any thread, as keeping and counting are. Encode a rendered chat, with the turns of messages put back where
+ * they are known. Exact: the template's text in front of a turn must be what it was when the turn was
+ * sampled. stable: put back also what stood in front of it, such as an empty think block that the template
+ * leaves out later.
  */
 struct esp_replay_input {
     const json_t *messages;
@@ -45,6 +46,6 @@ bool esp_replay_encode(struct esp_replay *r, const esp_model *m, const struct es
 struct esp_replay_counts {
     uint64_t entries, bytes, hits;
 };
-void esp_replay_count(const struct esp_replay *r, struct esp_replay_counts *out);
+void esp_replay_count(struct esp_replay *r, struct esp_replay_counts *out);
 
 #endif

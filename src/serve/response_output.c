@@ -105,6 +105,7 @@ static void send(struct esp_call *c, const char *type, json_t *v)
         json_object_set_new(v, "type", json_string(name));
         json_object_set_new(v, "sequence_number", json_integer(a->sequence++));
         esp_sse_data(c, name, v);
+        esp_sse_last_words(c, a->sequence);
     } else {
         json_decref(v);
     }

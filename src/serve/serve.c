@@ -19,6 +19,7 @@
 
 #include "serve/adapters.h"
 #include "serve/background.h"
+#include "serve/content.h"
 #include "serve/job.h"
 #include "serve/keys.h"
 #include "serve/life.h"
@@ -33,6 +34,7 @@ void esp_serve_defaults(struct esp_serve_opts *o)
     o->port = 8080;
     o->backlog = 512;
     o->max_connections = 1024;
+    o->http_threads = 2;
     o->max_body = 64u << 20;
     o->max_prompt_bytes = 32u << 20;
     o->stream_buffer = 4u << 20;
@@ -145,6 +147,14 @@ static void look_at_jobs(struct esp_server *s, double now)
     }
 }
 
+static void note_minute(struct esp_server *s, double now)
+{
+    esp_stats t;
+
+    esp_life_stats(s, &t);
+    esp_minute_note(&s->minute, now, t.prompt_tokens, t.generated_tokens);
+}
+
 static void on_tick(evutil_socket_t fd, short what, void *arg)
 {
     struct esp_server *s = arg;
@@ -160,6 +170,7 @@ static void on_tick(evutil_socket_t fd, short what, void *arg)
     if (asked & ESP_SERVE_STOP || s->asked_to_end)
         drain(s);
     look_at_jobs(s, now);
+    note_minute(s, now);
     esp_life_tick(s, now);
     for (struct esp_call *c = s->calls; c; c = next) {
         next = c->next;
@@ -179,14 +190,17 @@ static bool is_local_host(const char *host)
 }
 
 /* Listen on one address; *port becomes the one in use. */
-static esp_status listen_one(struct esp_server *s, const char *host, uint16_t *port, esp_error *err)
+static esp_status listen_one(struct esp_server *s, size_t i, const char *host, uint16_t *port, esp_error *err)
 {
     const bool v6 = strchr(host, ':') && strncmp(host, "unix:", 5) != 0;
     const char *prefix = s->o.api_prefix ? s->o.api_prefix : "";
     uint16_t bound = 0;
     char url[400];
 
-    ESP_TRY(esp_http_listen(s->http, host, *port, &bound, err));
+    if (i < s->o.n_inherited)
+        ESP_TRY(esp_http_inherit(s->http, s->o.inherited[i], &bound, err));
+    else
+        ESP_TRY(esp_http_listen(s->http, host, *port, &bound, err));
     if (bound) {
         *port = bound; /* one port for all addresses, also when the system chose it */
         snprintf(url, sizeof url, "http://%s%s%s:%u%s", v6 ? "[" : "", host, v6 ? "]" : "", bound, prefix);
@@ -211,9 +225,9 @@ static esp_status listen_all(struct esp_server *s, esp_error *err)
             "listening beyond this machine without an API key; give --api-key, or --insecure to do it "
             "all the same");
     if (s->o.n_host == 0)
-        return listen_one(s, "127.0.0.1", &port, err);
+        return listen_one(s, 0, "127.0.0.1", &port, err);
     for (size_t i = 0; i < s->o.n_host; i++)
-        ESP_TRY(listen_one(s, s->o.hosts[i], &port, err));
+        ESP_TRY(listen_one(s, i, s->o.hosts[i], &port, err));
     return ESP_OK;
 }
 
@@ -233,10 +247,12 @@ static esp_status open_server(struct esp_server *s, esp_error *err)
                                        .keepalive_timeout = o->keepalive_timeout,
                                        .handle = esp_call_handle,
                                        .refuse = esp_call_refuse,
-                                       .user = s};
+                                       .user = s,
+                                       .guard = o->guard};
 
     s->started = esp_serve_now();
     s->started_unix = (int64_t)time(NULL);
+    esp_minute_note(&s->minute, s->started, 0, 0);
     s->recent = json_array();
     s->errors = json_object();
     s->log_level = ESP_LOG_ALL;
@@ -249,7 +265,10 @@ static esp_status open_server(struct esp_server *s, esp_error *err)
     ESP_TRY(esp_keys_open(&s->keys, o->api_key, o->api_key_file, err));
     ESP_TRY(esp_replay_open(&s->replay, o->replay_entries, o->replay_bytes, o->replay_ttl, err));
     ESP_TRY(esp_store_open(&s->store, o->response_dir, o->response_bytes, o->response_ttl, err));
+    if (o->log_content)
+        ESP_TRY(esp_content_open(&s->content, o->log_content, err));
     ESP_TRY(esp_background_open(&s->background, s->base, err));
+    esp_background_set(s->background, o->http_threads);
     ESP_TRY(esp_http_open(&s->http, s->base, &http, err));
     ESP_TRY(listen_all(s, err));
     s->tick = event_new(s->base, -1, EV_PERSIST, on_tick, s);
@@ -275,6 +294,7 @@ static void close_server(struct esp_server *s)
     esp_life_close(s);
     if (s->tick)
         event_free(s->tick);
+    esp_content_close(s->content);
     esp_keys_close(s->keys);
     esp_replay_close(s->replay);
     esp_store_close(s->store);

@@ -18,6 +18,7 @@
 
 #include "espalier/espalier.h"
 
+struct esp_guard;
 struct esp_server;
 
 enum { ESP_SERVE_MAX_HOSTS = 8, ESP_SERVE_MAX_NAMES = 32, ESP_SERVE_MAX_KEYS = 1024 };
@@ -51,10 +52,14 @@ struct esp_serve_opts {
     /* Network. */
     const char *hosts[ESP_SERVE_MAX_HOSTS]; /* addresses or unix:/path; none: 127.0.0.1 */
     size_t n_host;
+    int inherited[ESP_SERVE_MAX_HOSTS]; /* [n_inherited] sockets to accept on, in place of the first hosts */
+    size_t n_inherited;
+    struct esp_guard *guard; /* of the parent, see guard.h; NULL: none */
     uint16_t port;
     const char *api_prefix; /* "" or "/x": in front of every path */
     uint32_t backlog, max_connections;
-    bool insecure; /* listen beyond this machine without a key */
+    uint32_t http_threads; /* for large bodies and prompts, and as many for grammars; 1 or more */
+    bool insecure;         /* listen beyond this machine without a key */
     const char *allowed_hosts[ESP_SERVE_MAX_NAMES];
     size_t n_allowed_host;
     const char *cors_origins[ESP_SERVE_MAX_NAMES]; /* origins, "localhost", or "*" */
@@ -63,6 +68,7 @@ struct esp_serve_opts {
     size_t n_proxy;
     const char *api_key;      /* or NULL */
     const char *api_key_file; /* or NULL; lines of: key [name] [role] */
+    uint32_t per_key_rows;    /* of one key's requests together, with that share of the queue; 0: no bound */
     /* Names. */
     const char *model_id;
     const char *aliases[ESP_SERVE_MAX_NAMES];
@@ -74,7 +80,7 @@ struct esp_serve_opts {
     double header_timeout, body_timeout, write_timeout, keepalive_timeout, request_timeout, shutdown_timeout,
         queue_timeout, idle_sleep,
         sse_ping; /* seconds; request_timeout and idle_sleep 0, sse_ping below 0: off */
-    bool strict_max_tokens, strict_history;
+    bool strict_max_tokens;
     /* Answers. */
     struct esp_serve_sampling sampling;
     const char *dry_breakers[ESP_SERVE_MAX_NAMES]; /* texts that end a repetition */
@@ -106,6 +112,8 @@ struct esp_serve_opts {
     const char *slot_dir;    /* saved slots; NULL: none */
     bool no_metrics, metrics_public, log_json;
     bool codex_catalog;      /* GET /v1/models has the list that Codex reads, too */
+    const char *log_content; /* folder for a file a request, with its text and its answers'; NULL: none */
+    bool slots_text;         /* GET /slots has the prompts that run */
     bool cache_debug;        /* ext.cache.divergence for every request */
     unsigned metrics_names;  /* families: esp_serve_metrics, or-ed; 0: all */
     bool no_page;            /* GET / is a line of text instead of the web page */

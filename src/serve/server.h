@@ -26,6 +26,7 @@ struct esp_mounts;
 struct esp_replay;
 struct esp_store;
 struct esp_background;
+struct esp_content;
 struct esp_grammars;
 struct esp_breakers;
 struct esp_slot;
@@ -92,7 +93,9 @@ struct esp_server {
     struct esp_call *calls; /* those alive */
     struct esp_job *jobs;   /* generations that have not ended */
     struct esp_metrics metrics;
+    struct esp_minute minute; /* tokens of prompts, of answers */
     struct esp_keys *keys;
+    struct esp_content *content; /* NULL: not logged */
     struct esp_mounts *adapters;
     struct esp_replay *replay;
     struct esp_store *store;
@@ -120,8 +123,11 @@ struct esp_call {
     char client[64];                              /* address of who asks, maybe by a proxy */
     char answer_id[48];                           /* of the dialect: chatcmpl-..., resp_... */
     char key_name[64];
+    uint64_t key; /* which one; 0: none was needed */
     bool admin;
-    json_t *body; /* parsed, or NULL */
+    json_t *body;    /* parsed, or NULL */
+    size_t n_body;   /* bytes of it */
+    json_t *answers; /* for content.c; NULL: none */
     struct esp_api_error e;
     double started, last_write;
     bool streaming, replied;
@@ -144,13 +150,20 @@ struct esp_call {
 void esp_reply_json(struct esp_call *c, int status, json_t *v);
 void esp_reply_text(struct esp_call *c, int status, const char *type, const char *text, size_t len);
 void esp_reply_empty(struct esp_call *c, int status);
+/* The reply has been decided: it is logged, and the client is no longer ours. */
+void esp_reply_close(struct esp_call *c, int status);
 /* c->e as an error body with its headers. */
 void esp_reply_error(struct esp_call *c);
 /* Server-sent events: the reply begins, one frame (event NULL: data alone), a comment, the end. */
 void esp_sse_begin(struct esp_call *c);
 void esp_sse_data(struct esp_call *c, const char *event, json_t *v);
+void esp_sse_write(struct esp_call *c, const struct esp_strbuf *b); /* frames as they are */
 void esp_sse_line(struct esp_call *c, const char *line);
 void esp_sse_end(struct esp_call *c);
+/* The whole reply should this process die before there is one; before any of it. */
+void esp_reply_last_words(struct esp_call *c);
+/* The stream's last event should this process die; sequence: its number in the responses dialect, else -1. */
+void esp_sse_last_words(struct esp_call *c, int64_t sequence);
 
 /* ---- calls ---- */
 
@@ -160,6 +173,10 @@ void esp_call_refuse(void *server, struct esp_http_request *r, int status, const
 void esp_call_job_ended(struct esp_call *c);
 /* Parse the body as a JSON object into c->body; false with c->e set. */
 bool esp_call_body(struct esp_call *c);
+/* The same beside the loop; then(c) once on the loop, maybe with c->e set, or with c->e set now never. */
+void esp_call_body_later(struct esp_call *c, void (*then)(struct esp_call *c));
+/* Whether what has to be done with the body would hold up the loop. */
+bool esp_call_is_big(const struct esp_call *c);
 
 /* ---- helpers ---- */
 

@@ -11,11 +11,15 @@
 #include "base/mem.h"
 
 #include "serve/adapters.h"
+#include "serve/background.h"
 #include "serve/constrain.h"
 
 struct starting {
     struct esp_start o;
     struct esp_prompt prompt;
+    struct esp_api_error e; /* of the prompt */
+    bool rendered;
+    void (*counted)(struct esp_call *c, uint64_t n); /* NULL: it is to be run */
 };
 
 void esp_start_stream(struct esp_job *j, void (*ping)(struct esp_call *c))
@@ -66,50 +70,96 @@ static void grammar_known(void *user)
     struct starting *x = user;
     struct esp_call *c = x->o.call;
 
-    if (c->r && !c->e.http)
+    if (c->r && !c->e.http && !x->counted)
         submit(x);
     esp_mounts_hold(c->s, x->o.gen->adapters, x->o.gen->n_adapter, -1);
     if (c->e.http)
         esp_reply_error(c);
-    esp_prompt_free(&x->prompt);
+    if (x->rendered)
+        esp_prompt_free(&x->prompt);
+    esp_api_error_clear(&x->e);
     esp_free(x);
     esp_call_job_ended(c);
 }
 
-void esp_start_chat(const struct esp_start *o)
+/* The prompt is there, or why it is not. */
+static void got_prompt(struct starting *x)
 {
-    struct esp_call *c = o->call;
-    struct starting *x = esp_alloc(sizeof *x);
+    struct esp_call *c = x->o.call;
     struct esp_constrain_ask ask;
 
-    if (!x) {
-        esp_api_fail(&c->e, "device_lost", NULL, "no memory for the request");
-        return;
+    if (x->e.http) {
+        c->e = x->e;
+        memset(&x->e, 0, sizeof x->e);
     }
-    x->o = *o;
-    if (!esp_prompt_chat(&x->prompt, o->p, c->s, &c->e)) {
-        esp_free(x);
+    if (c->e.http || !c->r || x->counted) {
+        if (c->r && !c->e.http)
+            x->counted(c, x->prompt.ids.n);
+        grammar_known(x);
         return;
     }
     ask = (struct esp_constrain_ask){.s = c->s,
-                                     .gen = o->gen,
-                                     .p = o->p,
+                                     .gen = x->o.gen,
+                                     .p = x->o.p,
                                      .thinking = x->prompt.thinking,
                                      .e = &c->e,
                                      .done = grammar_known,
                                      .user = x};
-    c->n_job++;
-    esp_mounts_hold(c->s, o->gen->adapters, o->gen->n_adapter, 1);
     esp_constrain_compile(&ask);
 }
 
-bool esp_start_count(struct esp_call *c, const struct esp_chat_params *p, uint64_t *out)
+static esp_status render(void *arg, esp_error *err)
 {
-    struct esp_prompt prompt;
+    struct starting *x = arg;
 
-    if (!esp_prompt_chat(&prompt, p, c->s, &c->e))
-        return false;
-    *out = prompt.ids.n;
-    esp_prompt_free(&prompt);
-    return true;
+    (void)err;
+    x->rendered = esp_prompt_chat(&x->prompt, x->o.p, x->o.call->s, &x->e);
+    return ESP_OK;
+}
+
+static void rendered(void *arg, esp_status s, const esp_error *err)
+{
+    struct starting *x = arg;
+
+    if (s != ESP_OK)
+        esp_api_fail_status(&x->e, NULL, err);
+    got_prompt(x);
+}
+
+/* Small prompts at once; larger ones beside the loop. x is taken over. */
+static void begin(struct starting *x)
+{
+    struct esp_call *c = x->o.call;
+    esp_error err;
+
+    c->n_job++;
+    esp_mounts_hold(c->s, x->o.gen->adapters, x->o.gen->n_adapter, 1);
+    if (!esp_call_is_big(c) || esp_background_queue(c->s->background, render, rendered, x, &err) != ESP_OK) {
+        render(x, &err);
+        got_prompt(x);
+    }
+}
+
+static void start(const struct esp_start *o, void (*counted)(struct esp_call *c, uint64_t n))
+{
+    struct starting *x = esp_alloc(sizeof *x);
+
+    if (!x) {
+        esp_api_fail(&o->call->e, "device_lost", NULL, "no memory for the request");
+        return;
+    }
+    x->o = *o;
+    x->counted = counted;
+    begin(x);
+}
+
+void esp_start_chat(const struct esp_start *o)
+{
+    start(o, NULL);
+}
+
+void esp_start_count(struct esp_call *c, struct esp_chat_params *p, struct esp_gen *gen,
+                     void (*reply)(struct esp_call *c, uint64_t n))
+{
+    start(&(struct esp_start){.call = c, .gen = gen, .p = p}, reply);
 }

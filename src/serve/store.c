@@ -5,6 +5,8 @@
  */
 #include "serve/store.h"
 
+#include <errno.h>
+#include <unistd.h>
 #include <sqlite3.h>
 #include <stdio.h>
 #include <string.h>
@@ -29,6 +31,19 @@ static esp_status broken(const struct esp_store *s, const char *what, esp_error 
                     s->db ? sqlite3_errmsg(s->db) : "no memory");
 }
 
+static esp_status make_folder(const char *dir, esp_error *err)
+{
+    struct stat st;
+
+    if (mkdir(dir, 0700) != 0 && errno != EEXIST)
+        return esp_fail(err, ESP_EIO, "--response-dir %s: cannot be made: %s", dir, strerror(errno));
+    if (stat(dir, &st) == 0 && !S_ISDIR(st.st_mode))
+        return esp_fail(err, ESP_EIO, "--response-dir %s: is a file; a folder is needed", dir);
+    if (access(dir, W_OK | X_OK) != 0)
+        return esp_fail(err, ESP_EIO, "--response-dir %s: cannot be written: %s", dir, strerror(errno));
+    return ESP_OK;
+}
+
 esp_status esp_store_open(struct esp_store **out, const char *dir, uint64_t max_bytes, double ttl,
                           esp_error *err)
 {
@@ -37,18 +52,19 @@ esp_status esp_store_open(struct esp_store **out, const char *dir, uint64_t max_
         "CREATE TABLE IF NOT EXISTS responses(id TEXT PRIMARY KEY, created REAL, used REAL, bytes INTEGER,"
         " response TEXT, history TEXT, input TEXT) WITHOUT ROWID;"
         "CREATE INDEX IF NOT EXISTS by_use ON responses(used);";
-    struct esp_store *s = esp_alloc(sizeof *s);
+    struct esp_store *s;
     char path[4096] = ":memory:";
     esp_status status;
 
+    if (dir)
+        ESP_TRY(make_folder(dir, err));
+    s = esp_alloc(sizeof *s);
     if (!s)
         return esp_fail(err, ESP_ENOMEM, "stored responses: no memory");
     s->max_bytes = max_bytes;
     s->ttl = ttl;
     if (dir)
         snprintf(path, sizeof path, "%s/responses.sqlite", dir);
-    if (dir)
-        mkdir(dir, 0700); /* when it cannot be made, opening the file says so */
     if (sqlite3_open_v2(path, &s->db, SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE | SQLITE_OPEN_NOMUTEX,
                         NULL) == SQLITE_OK &&
         sqlite3_busy_timeout(s->db, LOCK_MS) == SQLITE_OK &&

@@ -74,6 +74,8 @@ static void test_zero_byte(void **state)
 
     (void)state;
     test_refused(esp_json_parse(&j, "[1]\0", 4, "z", 0, &e), ESP_EFORMAT, &e, "invalid JSON");
+    test_refused(esp_json_parse(&j, "[\"\\u0000\"]", 10, "z", 0, &e), ESP_EFORMAT, &e,
+                 "no text has that character");
     test_refused(esp_json_parse(&j, NULL, 0, "z", 0, &e), ESP_EFORMAT, &e, "z: ");
 }
 

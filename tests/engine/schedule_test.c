@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "base/mem.h"
+#include "engine/engine.h"
 
 enum { CONTEXT = 512 };
 
@@ -93,6 +94,32 @@ static void test_ranks(void **state)
         esp_seq_close(s[i]);
     test_refused(esp_seq_open(&s[0], g, &(esp_seq_opts){.priority = 101}, &err), ESP_EINVAL, &err,
                  "-100 to 100");
+    esp_engine_close(g);
+}
+
+/* Who has waited long enough goes before all but priority -100, the oldest first; the others by rank. */
+static void test_aging(void **state)
+{
+    static const int32_t priority[6] = {50, 40, 0, -100, -5, 100};
+    static const int want[6] = {3, 0, 1, 4, 2, 5};
+    esp_engine *g = open_engine((esp_engine_opts){.max_seqs = 6, .rows = 1, .aging_ms = 60000});
+    struct order o = {0};
+    esp_seq *s[6];
+    esp_error err;
+
+    (void)state;
+    for (int i = 0; i < 6; i++) {
+        s[i] = open_seq(g, 4, (esp_seq_opts){.priority = priority[i]});
+        test_ok(esp_seq_generate(s[i], 2, &err), &err);
+    }
+    s[0]->waits_from -= 61;
+    s[1]->waits_from -= 60.5; /* nearly as long */
+    run_all(g, note_end, &o);
+    assert_int_equal(o.n, 6);
+    for (int i = 0; i < 6; i++) {
+        assert_ptr_equal(o.ended[i], s[want[i]]);
+        esp_seq_close(s[i]);
+    }
     esp_engine_close(g);
 }
 
@@ -393,10 +420,15 @@ static void test_out_of_memory(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_ranks),       cmocka_unit_test(test_limits),
-        cmocka_unit_test(test_worst),       cmocka_unit_test(test_stops),
-        cmocka_unit_test(test_stall),       cmocka_unit_test(test_waits_for_prefix),
-        cmocka_unit_test(test_all_has_run), cmocka_unit_test(test_out_of_memory),
+        cmocka_unit_test(test_ranks),
+        cmocka_unit_test(test_aging),
+        cmocka_unit_test(test_limits),
+        cmocka_unit_test(test_worst),
+        cmocka_unit_test(test_stops),
+        cmocka_unit_test(test_stall),
+        cmocka_unit_test(test_waits_for_prefix),
+        cmocka_unit_test(test_all_has_run),
+        cmocka_unit_test(test_out_of_memory),
     };
 
     return cmocka_run_group_tests(tests, open_model, close_model);

@@ -395,9 +395,81 @@ static void test_goes_on(void **state)
     esp_engine_close(g);
 }
 
+/* An owner's requests beyond its rows wait, and others go past them. */
+static void test_owners(void **state)
+{
+    esp_engine *g = open_engine((esp_engine_opts){.max_seqs = 8, .rows = 4, .queue = 8, .kv_tokens = 2048});
+    struct esp_service_request a = request(0, N_NEW), b = request(1, N_NEW), two = request(2, N_NEW);
+    struct esp_service *v;
+    uint64_t id, last_a = 0, only_b;
+    uint32_t most = 0;
+    esp_stats st;
+    esp_error err;
+
+    (void)state;
+    test_ok(esp_service_open(&v, g, &(struct esp_service_opts){.rows_per_owner = 1}, &err), &err);
+    memset(tickets, 0, sizeof tickets);
+    a.owner = 7;
+    b.owner = two.owner = 8;
+    two.n_choice = 2;
+    test_refused(esp_service_submit(v, &two, &id, &err), ESP_ENOFIT, &err, "1 rows at most");
+    for (int i = 0; i < 6; i++)
+        last_a = submit(v, &a);
+    only_b = submit(v, &b);
+    while (tickets[only_b].n_last == 0) {
+        assert_true(read_some(v, 60000));
+        esp_service_stats(v, &st);
+        most = st.rows_active > most ? st.rows_active : most;
+    }
+    assert_int_equal(tickets[last_a].n_last, 0); /* five came before it and run one by one */
+    read_all(v);
+    assert_int_equal(tickets[last_a].n_failed, 0);
+    assert_memory_equal(tickets[last_a].got[0], kinds[0].want, sizeof kinds[0].want);
+    assert_memory_equal(tickets[only_b].got[0], kinds[1].want, sizeof kinds[1].want);
+    assert_in_range(most, 1, 2);
+    esp_service_close(v);
+    esp_engine_close(g);
+}
+
+/* With four places in the engine taken, those that wait for one come in by rank. */
+static void test_order(void **state)
+{
+    static const int32_t priority[4] = {5, 0, -5, -5};
+    static const int want[4] = {2, 3, 1, 0};
+    esp_engine *g = open_engine((esp_engine_opts){.max_seqs = 1, .rows = 1, .queue = 8, .aging_ms = 600000});
+    struct esp_service *v = open_service(g, 0);
+    struct esp_service_request r = request(3, N_NEW);
+    uint64_t first = submit(v, &r), ids[4];
+    int n_ended = 0;
+    bool ended[4] = {false};
+
+    (void)state;
+    while (tickets[first].n[0] == 0) /* it runs; the others are there before it ends */
+        assert_true(read_some(v, 60000));
+    for (int i = 0; i < 4; i++) {
+        r.opts.priority = priority[i];
+        ids[i] = submit(v, &r);
+    }
+    assert_int_equal(tickets[first].n_last, 0);
+    while (n_ended < 4) {
+        assert_true(read_some(v, 60000));
+        for (int i = 0; i < 4; i++)
+            if (tickets[ids[want[i]]].n_last && !ended[i]) {
+                assert_int_equal(i, n_ended);
+                ended[i] = true;
+                n_ended++;
+            }
+    }
+    assert_true(tickets[ids[0]].usage.queue_ms > 0); /* all of its waiting counts */
+    assert_true(tickets[ids[0]].usage.queue_ms >= tickets[ids[2]].usage.queue_ms);
+    esp_service_close(v);
+    esp_engine_close(g);
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_threads), cmocka_unit_test(test_choices),
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_owners),        cmocka_unit_test(test_order),
+                                       cmocka_unit_test(test_threads),       cmocka_unit_test(test_choices),
                                        cmocka_unit_test(test_cancel_choice), cmocka_unit_test(test_refusals),
                                        cmocka_unit_test(test_goes_on)};
     esp_error err;

@@ -42,7 +42,8 @@ static void test_statistics(void **state)
         "server.uptime_s",    "memory.kv_bytes",           "memory.by_device.0.device",
         "admission.max_rows", "scheduler.tokens_per_step", "cache.by_reason.cold",
         "spec.mode",          "responses.entries",         "replay.entries",
-        "errors.by_code",     "recent.0.request_id"};
+        "errors.by_code",     "recent.0.request_id",       "memory.cache_ram_bytes",
+        "memory.media_bytes", "content_log.written"};
     static const char *const names[] = {
         "vllm:spec_decode_num_drafts_total{",
         "llamacpp:spec_decode_num_accepted_tokens_per_pos_total{model_name=\"demo\",position=\"0\"}",
@@ -98,6 +99,97 @@ static void test_statistics(void **state)
     assert_null(strstr(r.body, "espalier:"));
     assert_non_null(strstr(r.body, "llamacpp:requests_processing{"));
     reply_free(&r);
+    server_stop(&s);
+}
+
+/* What runs and how fast: prompts are shown only where the server was told to. */
+static void test_running(void **state)
+{
+    (void)state;
+    for (int shown = 0; shown < 2; shown++) {
+        struct server s;
+        struct reply r;
+        bool seen = false;
+        int fd;
+
+        server_init(&s);
+        s.o.slots_text = shown;
+        server_start(&s);
+        fd = client_connect(&s);
+        client_send(fd,
+                    "POST " CHAT " HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n"
+                    "{\"messages\":[{\"role\":\"user\",\"content\":\"Spell: garden\"}],\"min_tokens\":900,"
+                    "\"max_tokens\":900,\"seed\":1 }");
+        for (int i = 0; i < 500 && !seen; i++, usleep(10000)) {
+            r = get(&s, "/slots", 200);
+            for (int k = 0; k < 3; k++) {
+                char path[40];
+
+                snprintf(path, sizeof path, "%d.state", k);
+                if (strcmp(text_at(r.json, path), "decode") != 0)
+                    continue;
+                snprintf(path, sizeof path, "%d.prompt", k);
+                assert_int_equal(strstr(text_at(r.json, path), "Spell: garden") != NULL, shown);
+                seen = true;
+            }
+            reply_free(&r);
+        }
+        assert_true(seen);
+        r = client_reply(fd, false);
+        assert_int_equal(r.status, 200);
+        reply_free(&r);
+        close(fd);
+        r = get(&s, "/stats", 200);
+        assert_true(json_real_value(at(r.json, "scheduler.decode_tps_1m")) > 1);
+        assert_true(json_real_value(at(r.json, "scheduler.prefill_tps_1m")) > 0.1);
+        reply_free(&r);
+        server_stop(&s);
+    }
+}
+
+/* A user turn, an answer, and 1,100 tokens behind it. */
+static struct reply long_chat(const struct server *s, const char *first, const char *answer)
+{
+    struct esp_strbuf b;
+    struct reply r;
+
+    esp_strbuf_init(&b, 1 << 20);
+    esp_strbuf_printf(
+        &b,
+        "{\"temperature\":0,\"max_tokens\":2,\"messages\":[{\"role\":\"user\",\"content\":\"%s\"},"
+        "{\"role\":\"assistant\",\"content\":\"%s\"},{\"role\":\"user\",\"content\":\"",
+        first, answer);
+    for (int i = 0; i < 600; i++)
+        esp_strbuf_puts(&b, "dog cat ");
+    esp_strbuf_puts(&b, "\"}]}");
+    r = client_post(s, CHAT, esp_strbuf_str(&b), 200);
+    esp_strbuf_free(&b);
+    return r;
+}
+
+static void test_rewritten(void **state)
+{
+    static const struct {
+        const char *first, *answer;
+        bool warned;
+    } cases[] = {{"Hello there", "one two three", false},
+                 {"Hello there", "one two four", true},
+                 {"Hello you", "one two four", false}};
+    struct server s;
+
+    (void)state;
+    server_init(&s);
+    s.engine.context = 4096;
+    s.engine.kv_tokens = 3 * 4096;
+    server_start(&s);
+    for (size_t i = 0; i < 3; i++) {
+        struct reply r = long_chat(&s, cases[i].first, cases[i].answer);
+
+        assert_true(int_at(r.json, "usage.prompt_tokens") > 1100);
+        assert_int_equal(strncmp(text_at(r.json, "ext.warnings.0"), "history_rewritten", 17) == 0,
+                         cases[i].warned);
+        reply_free(&r);
+    }
     server_stop(&s);
 }
 
@@ -308,8 +400,12 @@ static void test_turns_outlive_the_server(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_statistics), cmocka_unit_test(test_admin),
-                                       cmocka_unit_test(test_settings), cmocka_unit_test(test_divergence),
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_statistics),
+                                       cmocka_unit_test(test_running),
+                                       cmocka_unit_test(test_rewritten),
+                                       cmocka_unit_test(test_admin),
+                                       cmocka_unit_test(test_settings),
+                                       cmocka_unit_test(test_divergence),
                                        cmocka_unit_test(test_turns_outlive_the_server)};
 
     return cmocka_run_group_tests(tests, NULL, NULL);

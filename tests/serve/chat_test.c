@@ -7,6 +7,7 @@
 #include "serve/client/shared.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -521,16 +522,64 @@ static void test_drain_finishes(void **state)
     esp_strbuf_free(&b);
 }
 
+/* Pieces of text are written without a JSON tree where no log-probabilities come with them: the same chunks,
+ * key by key in the same order, also around characters that JSON escapes. */
+static void test_written_chunks(void **state)
+{
+    static const char body[] = "{'messages':[{'role':'user','content':'Say "
+                               "it'}],'temperature':0,'stream':true,'n':2,'min_tokens':0,%s"
+                               "'stream_options':{'include_usage':%s},'guided_choice':['a \\\"quoted\\\" "
+                               "\\\\ back\\\\slash\\n\\t \\u0001\\u001f \\u00e9\\u2028 end']}";
+
+    (void)state;
+    for (int usage = 0; usage < 2; usage++) {
+        struct reply plain = client_postf(&shared, CHAT, 200, body, "", usage ? "true" : "false"),
+                     tree =
+                         client_postf(&shared, CHAT, 200, body, "'logprobs':true,", usage ? "true" : "false");
+        struct esp_strbuf text[2];
+
+        for (int i = 0; i < 2; i++) {
+            const struct reply *r = i ? &tree : &plain;
+            const char *event;
+            json_t *v;
+
+            esp_strbuf_init(&text[i], 1 << 20);
+            for (size_t k = 0; frame(r, k, &v, &event); k++) {
+                json_t *choice = json_array_get(json_object_get(v, "choices"), 0);
+                char *dumped;
+
+                if (v && json_object_get(json_object_get(choice, "delta"), "content") &&
+                    int_at(v, "choices.0.index") == 0) {
+                    json_object_set_new(v, "id", json_string("x"));
+                    json_object_set_new(v, "created", json_integer(1));
+                    json_object_set_new(choice, "logprobs", json_null());
+                    dumped = json_dumps(v, JSON_COMPACT);
+                    esp_strbuf_printf(&text[i], "%s\n", dumped);
+                    free(dumped);
+                }
+                json_decref(v);
+            }
+        }
+        assert_non_null(strstr(esp_strbuf_str(&text[0]), "\"delta\":{\"content\":"));
+        assert_string_equal(esp_strbuf_str(&text[0]), esp_strbuf_str(&text[1]));
+        esp_strbuf_free(&text[0]);
+        esp_strbuf_free(&text[1]);
+        reply_free(&plain);
+        reply_free(&tree);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_streams),        cmocka_unit_test(test_tools),
-        cmocka_unit_test(test_thinking),       cmocka_unit_test(test_choices),
-        cmocka_unit_test(test_logprobs),       cmocka_unit_test(test_stops),
-        cmocka_unit_test(test_limits),         cmocka_unit_test(test_cache),
-        cmocka_unit_test(test_disconnect),     cmocka_unit_test(test_queue_full),
-        cmocka_unit_test(test_stalled_reader), cmocka_unit_test(test_cancel_and_ping),
-        cmocka_unit_test(test_drain),          cmocka_unit_test(test_drain_finishes)};
+        cmocka_unit_test(test_streams),         cmocka_unit_test(test_written_chunks),
+        cmocka_unit_test(test_tools),           cmocka_unit_test(test_thinking),
+        cmocka_unit_test(test_choices),         cmocka_unit_test(test_logprobs),
+        cmocka_unit_test(test_stops),           cmocka_unit_test(test_limits),
+        cmocka_unit_test(test_cache),           cmocka_unit_test(test_disconnect),
+        cmocka_unit_test(test_queue_full),      cmocka_unit_test(test_stalled_reader),
+        cmocka_unit_test(test_cancel_and_ping), cmocka_unit_test(test_drain),
+        cmocka_unit_test(test_drain_finishes)};
 
     return cmocka_run_group_tests(tests, start, stop);
 }
