@@ -18,6 +18,7 @@ void esp_affine_int_init_avx512amx(struct esp_kernels *k);
 void esp_trellis_init_avx2(struct esp_kernels *k);
 void esp_trellis_init_avx512vnni(struct esp_kernels *k);
 void esp_trellis_init_avx512vbmi(struct esp_kernels *k);
+void esp_trellis_init_avx512amx(struct esp_kernels *k);
 void esp_rows_init_avx2(struct esp_kernels *k);
 void esp_rows_init_avx512(struct esp_kernels *k);
 void esp_delta_init_avx2(struct esp_kernels *k);
