@@ -7,6 +7,7 @@
  *
  *   bench_kv [POSITIONS [THREADS [ROWS [SCHEME...]]]]
  *                                     default: 32768 positions, 2 threads, 1 row, bf16 and the usual schemes
+ *   ESPALIER_CPU=avx2                 of that level, instead of the highest
  *
  * The shape is qwen3.5-4b's: 8 attention layers, 4 KV heads of 256, 4 query heads to each.
  *
@@ -200,15 +201,22 @@ int main(int argc, char **argv)
     const struct cache of = {.n_span = (uint32_t)(argc > 1 ? strtoul(argv[1], NULL, 10) : 32768) / ESP_SPAN,
                              .n_thread = (uint32_t)(argc > 2 ? strtoul(argv[2], NULL, 10) : 2),
                              .n_row = (uint32_t)(argc > 3 ? strtoul(argv[3], NULL, 10) : 1)};
+    enum esp_cpu_level level = esp_cpu_best();
+    const char *wanted = getenv("ESPALIER_CPU");
     static double s[MAX_SCHEME][ROUNDS];
     static struct cache c[MAX_SCHEME];
+    esp_error err;
 
+    if (wanted && esp_cpu_level_parse(&level, wanted, &err) != ESP_OK) {
+        fprintf(stderr, "ESPALIER_CPU: %s\n", err.message);
+        return 2;
+    }
     if (of.n_span == 0 || of.n_thread == 0 || of.n_thread > MAX_THREADS || n > MAX_SCHEME || of.n_row == 0 ||
         (of.n_row > BLOCK && of.n_row % BLOCK))
         return 2;
     for (int i = 0; i < n; i++) {
         c[i] = of;
-        esp_kernels_init(&c[i].k, esp_cpu_best());
+        esp_kernels_init(&c[i].k, level);
         if (!make(&c[i], names[i]))
             return 1;
     }

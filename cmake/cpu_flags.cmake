@@ -6,6 +6,7 @@ set(ESP_FLAGS_avx512 -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx2 -mfma -mf
 set(ESP_FLAGS_avx512vnni ${ESP_FLAGS_avx512} -mavx512vnni)
 set(ESP_FLAGS_avx512bf16 ${ESP_FLAGS_avx512} -mavx512bf16)
 set(ESP_FLAGS_avx512vbmi ${ESP_FLAGS_avx512vnni} -mavx512vbmi)
+set(ESP_FLAGS_avx512amx ${ESP_FLAGS_avx512vbmi} -mavx512bf16 -mamx-tile -mamx-int8 -mamx-bf16)
 set(ESP_FLAGS_neon "")
 set(ESP_FLAGS_dotprod -march=armv8.2-a+dotprod)
 
@@ -23,10 +24,19 @@ endfunction()
 function(esp_set_cpu_flags target)
     get_target_property(sources ${target} SOURCES)
     foreach(source IN LISTS sources)
-        if(source MATCHES "_(avx2|avx512|avx512vnni|avx512bf16|avx512vbmi|neon|dotprod)\\.c$")
+        if(source MATCHES "_(avx2|avx512|avx512vnni|avx512bf16|avx512vbmi|avx512amx|neon|dotprod)\\.c$")
             set_source_files_properties(${source} PROPERTIES COMPILE_OPTIONS "${ESP_FLAGS_${CMAKE_MATCH_1}}")
         endif()
     endforeach()
+    # Where variables are, instruction by instruction, takes GCC longer to find out of unrolled kernels under a sanitizer
+    # than everything else about them; lines are known without.
+    if(ESPALIER_SANITIZE AND CMAKE_C_COMPILER_ID STREQUAL "GNU")
+        foreach(source IN LISTS sources)
+            if(source MATCHES "/kernels/")
+                set_property(SOURCE ${source} APPEND PROPERTY COMPILE_OPTIONS -fno-var-tracking)
+            endif()
+        endforeach()
+    endif()
     # Conversions are checked everywhere but in kernels, where narrowing is the subject.
     foreach(source IN LISTS sources)
         if(NOT source MATCHES "/kernels/")

@@ -43,7 +43,7 @@ ESP_API void esp_set_log(esp_log_fn fn, void *user);
 /* ---- models ---- */
 
 typedef struct esp_model_opts {
-    const char *cpu_level; /* "ref", "avx2", "avx512", "neon"; NULL: $ESPALIER_CPU, else the machine's best */
+    const char *cpu_level; /* "ref", "avx2", "avx512", "amx", "neon"; NULL: $ESPALIER_CPU, else the best */
     uint32_t threads;      /* worker threads of this model's engines; 0: one per physical core */
     const char *chat_template_file; /* instead of the model's own template; NULL: the model's */
     /* Called while loading with what is being done and a fraction in 0..1; return false to stop

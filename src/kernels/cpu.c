@@ -1,7 +1,8 @@
 /*
  * CPU detection. A feature counts only when the CPU has it and the operating system saves its registers;
  * otherwise the first such instruction is a fault. Source: Intel SDM volume 1, chapters 14.3 and 15.2
- * (detection of AVX and AVX-512).
+ * (detection of AVX and AVX-512) and 18.3 (AMX). Tiles need the kernel's permission besides
+ * (Linux, Documentation/arch/x86/xstate.rst), which is asked for here; asking again is harmless.
  *
  * SPDX-License-Identifier: MIT
  */
@@ -11,6 +12,8 @@
 
 #if defined(__x86_64__)
 #include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 static bool has(uint32_t reg, uint32_t mask)
 {
@@ -23,6 +26,30 @@ static uint64_t read_xcr0(void)
 
     __asm__ volatile("xgetbv" : "=a"(lo), "=d"(hi) : "c"(0)); /* the intrinsic would need -mxsave */
     return (uint64_t)hi << 32 | lo;
+}
+
+/* Whether the kernel lets this process, with all its threads, use tiles. */
+static bool tiles_permitted(void)
+{
+    enum { ARCH_REQ_XCOMP_PERM = 0x1023, XFEATURE_XTILEDATA = 18 };
+
+    return syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0;
+}
+
+/* c->avx512 and what lies beside it are known. */
+static void detect_amx(struct esp_cpu *c, uint64_t xcr0)
+{
+    enum {
+        XCR0_TILES = 0x60000,                  /* configuration and data */
+        AMX_BITS = 1 << 22 | 1 << 24 | 1 << 25 /* bf16, tile, int8; not all compilers have names for them */
+    };
+    uint32_t a, b, d, ignored;
+
+    if (!c->avx512 || !c->avx512bf16 || !c->avx512vbmi || (xcr0 & XCR0_TILES) != XCR0_TILES ||
+        !__get_cpuid_count(7, 0, &a, &b, &ignored, &d) || !has(d, AMX_BITS))
+        return;
+    c->amx = tiles_permitted();
+    c->amx_refused = !c->amx;
 }
 
 struct esp_cpu esp_cpu_detect(void)
@@ -46,6 +73,7 @@ struct esp_cpu esp_cpu_detect(void)
     cpu.avx512vbmi = cpu.avx512 && has(c, bit_AVX512VBMI);
     if (cpu.avx512 && a >= 1 && __get_cpuid_count(7, 1, &a, &b, &c, &d))
         cpu.avx512bf16 = has(a, bit_AVX512BF16);
+    detect_amx(&cpu, xcr0);
     return cpu;
 }
 

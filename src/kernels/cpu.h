@@ -14,6 +14,8 @@ struct esp_cpu {
     bool avx512;     /* F, BW, DQ, VL, VNNI on top; registers of 512 bits and masks are saved */
     bool avx512bf16; /* BF16 on top of that */
     bool avx512vbmi; /* beside avx512 */
+    bool amx;        /* tiles, int8 and bf16, on top of all of those; the kernel lets this process use them */
+    bool amx_refused; /* the CPU has them, the kernel does not let this process */
     bool neon;
 };
 

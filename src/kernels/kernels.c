@@ -13,10 +13,8 @@
 #include "kernels/levels.h"
 
 static const char *const LEVEL_NAMES[ESP_CPU_LEVEL_COUNT] = {
-    [ESP_CPU_REF] = "ref",
-    [ESP_CPU_AVX2] = "avx2",
-    [ESP_CPU_AVX512] = "avx512",
-    [ESP_CPU_NEON] = "neon",
+    [ESP_CPU_REF] = "ref", [ESP_CPU_AVX2] = "avx2", [ESP_CPU_AVX512] = "avx512",
+    [ESP_CPU_AMX] = "amx", [ESP_CPU_NEON] = "neon",
 };
 
 enum esp_act esp_act_resolve(enum esp_format_id format, enum esp_act act)
@@ -58,6 +56,15 @@ const char *esp_cpu_level_name(enum esp_cpu_level level)
     return LEVEL_NAMES[level];
 }
 
+const char *esp_cpu_note(void)
+{
+#ifdef ESP_HAVE_X86_KERNELS
+    if (esp_cpu_detect().amx_refused)
+        return "the CPU has AMX, but the kernel does not let this process use it";
+#endif
+    return NULL;
+}
+
 static bool level_present(enum esp_cpu_level level)
 {
     switch (level) {
@@ -68,6 +75,8 @@ static bool level_present(enum esp_cpu_level level)
         return esp_cpu_detect().avx2;
     case ESP_CPU_AVX512:
         return esp_cpu_detect().avx512;
+    case ESP_CPU_AMX:
+        return esp_cpu_detect().amx;
 #endif
 #ifdef ESP_HAVE_ARM_KERNELS
     case ESP_CPU_NEON:
@@ -95,13 +104,15 @@ esp_status esp_cpu_level_parse(enum esp_cpu_level *out, const char *name, esp_er
         if (strcmp(name, LEVEL_NAMES[i]) != 0)
             continue;
         if (!level_present((enum esp_cpu_level)i))
-            return esp_fail(err, ESP_EDEVICE, "CPU level \"%s\" is not available here; the best is \"%s\"",
-                            name, LEVEL_NAMES[esp_cpu_best()]);
+            return esp_fail(err, ESP_EDEVICE,
+                            "CPU level \"%s\" is not available here; the best is \"%s\"%s%s", name,
+                            LEVEL_NAMES[esp_cpu_best()], i == ESP_CPU_AMX && esp_cpu_note() ? ": " : "",
+                            i == ESP_CPU_AMX && esp_cpu_note() ? esp_cpu_note() : "");
         *out = (enum esp_cpu_level)i;
         return ESP_OK;
     }
-    return esp_fail(err, ESP_EINVAL, "CPU level \"%s\" is not known; known are ref, avx2, avx512 and neon",
-                    name);
+    return esp_fail(err, ESP_EINVAL,
+                    "CPU level \"%s\" is not known; known are ref, avx2, avx512, amx and neon", name);
 }
 
 void esp_kernels_init_plain(struct esp_kernels *k, enum esp_cpu_level level)
@@ -109,10 +120,15 @@ void esp_kernels_init_plain(struct esp_kernels *k, enum esp_cpu_level level)
     memset(k, 0, sizeof *k);
     esp_kernels_init_ref(k);
 #ifdef ESP_HAVE_X86_KERNELS
-    if (level == ESP_CPU_AVX2 || level == ESP_CPU_AVX512)
+    if (level == ESP_CPU_AVX2 || level == ESP_CPU_AVX512 || level == ESP_CPU_AMX)
         esp_kernels_init_avx2(k);
-    if (level == ESP_CPU_AVX512)
+    if (level == ESP_CPU_AVX512 || level == ESP_CPU_AMX)
         esp_kernels_init_avx512(k);
+    if (level == ESP_CPU_AMX) {
+        esp_kernels_init_avx512bf16(k);
+        esp_kernels_init_avx512vbmi(k);
+        esp_kernels_init_amx(k);
+    }
 #endif
 #ifdef ESP_HAVE_ARM_KERNELS
     if (level == ESP_CPU_NEON)

@@ -242,6 +242,7 @@ enum esp_cpu_level {
     ESP_CPU_REF,    /* scalar C, any machine */
     ESP_CPU_AVX2,   /* AVX2, FMA, F16C */
     ESP_CPU_AVX512, /* F, BW, DQ, VL, plus VNNI, and BF16 where present */
+    ESP_CPU_AMX,    /* AVX-512 with BF16 and VBMI, and AMX tiles of int8 and bf16 */
     ESP_CPU_NEON,
     ESP_CPU_LEVEL_COUNT
 };
@@ -249,7 +250,10 @@ enum esp_cpu_level {
 /* Highest level that this machine and this build have. */
 enum esp_cpu_level esp_cpu_best(void);
 const char *esp_cpu_level_name(enum esp_cpu_level level);
-/* Parse "ref", "avx2", "avx512" or "neon". ESP_EINVAL for other words, ESP_EDEVICE for a level not here. */
+/* Why a level that the CPU has instructions for is not used, for people; NULL when there is no such level. */
+const char *esp_cpu_note(void);
+/* Parse "ref", "avx2", "avx512", "amx" or "neon". ESP_EINVAL for other words, ESP_EDEVICE for a level not
+ * here. */
 esp_status esp_cpu_level_parse(enum esp_cpu_level *out, const char *name, esp_error *err);
 /* Fill k for a level that this machine has. Total: every entry is set. */
 void esp_kernels_init(struct esp_kernels *k, enum esp_cpu_level level);

@@ -17,6 +17,7 @@ void esp_kernels_init_avx2(struct esp_kernels *k);
 void esp_kernels_init_avx512(struct esp_kernels *k); /* needs F, BW, DQ, VL, VNNI */
 void esp_kernels_init_avx512bf16(struct esp_kernels *k);
 void esp_kernels_init_avx512vbmi(struct esp_kernels *k);
+void esp_kernels_init_amx(struct esp_kernels *k);
 #endif
 #if defined(__aarch64__)
 void esp_kernels_init_neon(struct esp_kernels *k);

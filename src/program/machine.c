@@ -20,6 +20,7 @@
 
 #include "base/mem.h"
 #include "kernels/cpu.h"
+#include "kernels/kernels.h"
 
 #include "program/options.h"
 #include "program/output.h"
@@ -121,13 +122,13 @@ static void read_features(struct esp_machine *m)
 {
     const struct esp_cpu c = esp_cpu_detect();
 
-    snprintf(m->features, sizeof m->features, "%s%s%s%s", c.avx2 ? "avx2 " : "", c.avx512 ? "avx512 " : "",
-             c.avx512bf16 ? "avx512bf16 " : "", c.neon ? "neon " : "");
+    snprintf(m->features, sizeof m->features, "%s%s%s%s%s", c.avx2 ? "avx2 " : "", c.avx512 ? "avx512 " : "",
+             c.avx512bf16 ? "avx512bf16 " : "", c.amx ? "amx " : "", c.neon ? "neon " : "");
     if (m->features[0])
         m->features[strlen(m->features) - 1] = 0;
     else
         snprintf(m->features, sizeof m->features, "none");
-    m->level = c.avx512 ? "avx512" : c.avx2 ? "avx2" : c.neon ? "neon" : "ref";
+    m->level = esp_cpu_level_name(esp_cpu_best());
 }
 
 void esp_machine_read(struct esp_machine *m)

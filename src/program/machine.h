@@ -14,7 +14,7 @@ struct esp_machine {
     char cpu[128];
     char arch[32];
     char features[128];   /* those that kernels use, such as "avx2 avx512" */
-    const char *level;    /* highest kernel level: "ref", "avx2", "avx512", "neon" */
+    const char *level;    /* highest kernel level: "ref", "avx2", "avx512", "amx", "neon" */
     uint32_t cores;       /* physical */
     uint32_t threads;     /* that this process may run on */
     uint64_t l1d, l2, l3; /* bytes; of one core, of one core, of the largest shared cache; 0 unknown */

@@ -91,6 +91,8 @@ static void print_paths(const struct esp_kernels *k)
     struct path_row rows[PATH_ROWS];
     const size_t n = path_rows(k, rows);
 
+    if (esp_cpu_note())
+        esp_out_printf("%-10s %s\n", "note", esp_cpu_note());
     esp_out_printf("\nproducts with weights (%s)\n%-21s %-6s %-7s %-8s %s\n", k->isa, "weights", "act",
                    "shape", "rows", "kernel");
     for (size_t i = 0; i < n; i++) {
@@ -126,6 +128,14 @@ static json_t *json_paths(const struct esp_kernels *k)
                                         "rows_from", (json_int_t)r->path->rows, "kernel", r->path->name));
     }
     return list;
+}
+
+/* What -v adds to the CPU. */
+static void json_products(json_t *device, const struct esp_kernels *k)
+{
+    json_object_set_new(device, "products", json_paths(k));
+    if (esp_cpu_note())
+        json_object_set_new(device, "note", json_string(esp_cpu_note()));
 }
 
 /* ---- CUDA devices ---- */
@@ -203,7 +213,7 @@ int esp_verb_devices(const struct esp_options *o)
         if (bandwidth > 0)
             json_object_set_new(device, "read_bytes_per_s", json_real(bandwidth));
         if (o->v[OPT_VERBOSE].i)
-            json_object_set_new(device, "products", json_paths(&k));
+            json_products(device, &k);
         list = json_pack("[o]", device);
         json_cuda(list);
         esp_out_json(json_pack("{s:o}", "devices", list));

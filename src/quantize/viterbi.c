@@ -21,6 +21,7 @@ esp_viterbi_fn esp_viterbi_steps_of(enum esp_cpu_level level)
     case ESP_CPU_AVX2:
         return esp_viterbi_steps_avx2;
     case ESP_CPU_AVX512:
+    case ESP_CPU_AMX:
         return esp_viterbi_steps_avx512;
 #endif
 #if defined(__aarch64__)

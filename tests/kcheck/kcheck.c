@@ -148,9 +148,14 @@ int main(int argc, char **argv)
     if (run.bench && !run.list) {
         run.read_gbs = kc_read_bandwidth();
         run.dot_gops = kc_dot_peak();
-        printf(run.json ? "{\"read_gb_s\": %.3f, \"dot_gflop_s\": %.3f}\n"
-                        : "read bandwidth of one core: %.2f GB/s; byte dot products: %.1f GFLOP/s\n",
-               run.read_gbs, run.dot_gops);
+        kc_tile_peak(run.tile_gops);
+        printf(
+            run.json
+                ? "{\"read_gb_s\": %.3f, \"dot_gflop_s\": %.3f, \"tile_gflop_s\": %.3f, "
+                  "\"tile_cache_gflop_s\": %.3f}\n"
+                : "read bandwidth of one core: %.2f GB/s; byte dot products: %.1f GFLOP/s; of tiles: %.1f on "
+                  "registers, %.1f from cache\n",
+            run.read_gbs, run.dot_gops, run.tile_gops[0], run.tile_gops[1]);
     }
     for (size_t i = 0; i < n; i++) {
         if (name && level[i] != wanted)

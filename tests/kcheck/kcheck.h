@@ -47,9 +47,10 @@ struct kc {
     uint64_t seed;
     const char *filter; /* glob on entry names, or NULL */
     bool bench, json, list;
-    double read_gbs; /* measured read bandwidth of one core */
-    double dot_gops; /* measured peak of byte dot products of one core, 0 where it has none */
-    unsigned n_dot;  /* byte dot products that the entry takes for each multiply-add, else 0 */
+    double read_gbs;     /* measured read bandwidth of one core */
+    double dot_gops;     /* measured peak of byte dot products of one core, 0 where it has none */
+    double tile_gops[2]; /* peaks of byte products of AMX tiles of one core, see kc_tile_peak(); or 0 */
+    unsigned n_dot;      /* byte dot products that the entry takes for each multiply-add, else 0 */
     unsigned passed, failed;
     char entry[64];
     char name[192]; /* of the case */
@@ -103,6 +104,8 @@ void kc_report(struct kc *kc, const char *what, double seconds, double ref_secon
                double flops);
 double kc_read_bandwidth(void); /* GB/s of one core on memory beyond the caches */
 double kc_dot_peak(void);       /* GFLOP/s of byte dot products on one core's registers, 0 without VNNI */
+/* The same of AMX tiles: on registers, and loaded from the nearest cache. */
+void kc_tile_peak(double peak[2]);
 
 /* The themes. Each checks its entries, or times them when kc->bench. */
 void kc_linear(struct kc *kc);

@@ -1,6 +1,8 @@
 /*
- * The arithmetic peak beside which kcheck sets integer products: byte dot products of AVX-512 VNNI on
- * registers alone, in twelve sums, enough to cover the latency of each.
+ * The arithmetic peaks beside which kcheck sets integer products. Byte dot products of AVX-512 VNNI on
+ * registers alone, in twelve sums, enough to cover the latency of each. Byte products of AMX tiles on four
+ * sums: from registers alone, and with each step's four tiles loaded from the first-level cache, which is the
+ * most that a matrix product by blocks of two by two tiles can do.
  *
  * SPDX-License-Identifier: MIT
  */
@@ -8,6 +10,8 @@
 
 #if defined(__x86_64__)
 #include <immintrin.h>
+
+#include "kernels/x86/amx.h"
 
 enum { SUMS = 12, ROUNDS = 4096, OPS = 128 /* of one instruction: 64 multiply-adds */ };
 
@@ -53,7 +57,62 @@ double kc_dot_peak(void)
     return (double)SUMS * ROUNDS * OPS / kc_time(dots, &call) * 1e-9;
 }
 
+enum { TILE_STEPS = 4096, STEP_OPS = AMX_SUMS * 2 * 16 * 16 * 64 };
+
+#define TILES __attribute__((target("amx-tile,amx-int8")))
+
+TILES static void tiles_from_registers(void *ctx)
+{
+    (void)ctx;
+    amx_configure(AMX_ROWS, AMX_ROWS, AMX_ROW_BYTES);
+    for (int i = 0; i < TILE_STEPS; i++) {
+        amx_dot_su(0, 4, 6);
+        amx_dot_su(1, 4, 7);
+        amx_dot_su(2, 5, 6);
+        amx_dot_su(3, 5, 7);
+    }
+    amx_release();
+}
+
+TILES static void tiles_from_cache(void *ctx)
+{
+    enum { STEPS = 8 }; /* whose tiles take 32 KiB */
+    const uint8_t *p = ctx;
+
+    amx_configure(AMX_ROWS, AMX_ROWS, AMX_ROW_BYTES);
+    for (int i = 0; i < TILE_STEPS; i++) {
+        const uint8_t *at = p + (size_t)(i % STEPS) * 4 * AMX_TILE;
+
+        amx_load(6, at, AMX_ROW_BYTES);
+        amx_load(4, at + AMX_TILE, AMX_ROW_BYTES);
+        amx_dot_su(0, 4, 6);
+        amx_load(7, at + 2 * AMX_TILE, AMX_ROW_BYTES);
+        amx_dot_su(1, 4, 7);
+        amx_load(5, at + 3 * AMX_TILE, AMX_ROW_BYTES);
+        amx_dot_su(2, 5, 6);
+        amx_dot_su(3, 5, 7);
+    }
+    amx_release();
+}
+
+void kc_tile_peak(double peak[2])
+{
+    static uint8_t tiles[32 * AMX_TILE] __attribute__((aligned(64)));
+    enum esp_cpu_level level;
+
+    peak[0] = peak[1] = 0;
+    if (esp_cpu_level_parse(&level, "amx", NULL) != ESP_OK)
+        return;
+    peak[0] = (double)TILE_STEPS * STEP_OPS / kc_time(tiles_from_registers, NULL) * 1e-9;
+    peak[1] = (double)TILE_STEPS * STEP_OPS / kc_time(tiles_from_cache, tiles) * 1e-9;
+}
+
 #else
+
+void kc_tile_peak(double peak[2])
+{
+    peak[0] = peak[1] = 0;
+}
 
 double kc_dot_peak(void)
 {

@@ -133,6 +133,9 @@ void kc_report(struct kc *kc, const char *what, double seconds, double ref_secon
     const double gbs = bytes / seconds * 1e-9, gflops = flops / seconds * 1e-9;
     const double share = kc->read_gbs > 0 ? gbs / kc->read_gbs : 0;
     const double dots = kc->dot_gops > 0 ? gflops * kc->n_dot / kc->dot_gops : 0;
+    const double tiles = kc->k->level == ESP_CPU_AMX && kc->tile_gops[0] > 0
+                             ? gflops * kc->n_dot / kc->tile_gops[0]
+                             : 0; /* counted alike: what the dots of few rows would be of tiles */
 
     if (kc->json) {
         printf("{\"isa\": \"%s\", \"entry\": \"%s\", \"case\": \"%s\", \"us\": %.3f, \"gb_s\": %.3f, "
@@ -142,7 +145,9 @@ void kc_report(struct kc *kc, const char *what, double seconds, double ref_secon
     }
     printf("%-12s %-24s %-26s %11.2f us %8.2f GB/s %8.2f GFLOP/s %7.2fx ref %6.1f%% of read", kc->k->isa,
            kc->entry, what, seconds * 1e6, gbs, gflops, ref_seconds / seconds, share * 100);
-    if (dots > 0)
+    if (tiles > 0)
+        printf(" %5.1f%% of tiles", tiles * 100);
+    else if (dots > 0)
         printf(" %5.1f%% of dots", dots * 100);
     putchar('\n');
 }

@@ -146,7 +146,8 @@ static bool has_avx512(void)
     json_t *j = run_json(&r, 0);
     const char *level =
         json_string_value(json_object_get(json_array_get(json_object_get(j, "devices"), 0), "level"));
-    const bool has = level && strcmp(level, "avx512") == 0 && !getenv("ESPALIER_CPU");
+    const bool has =
+        level && (strcmp(level, "avx512") == 0 || strcmp(level, "amx") == 0) && !getenv("ESPALIER_CPU");
 
     run_code(&r, 0);
     json_decref(j);

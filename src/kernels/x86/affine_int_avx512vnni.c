@@ -4,8 +4,7 @@
  * a group is exact, and groups are added in f32, ascending, the bias of a group before its sum. Weights that
  * are not packed are packed on the way, a run of inputs at a time, so both give the same bits.
  *
- * Prepared row: steps s [n_group, padded to 16], s * (sum of the group's codes) [same], then for each 32
- * inputs 32 bytes q1 and with two terms 32 bytes q2.
+ * Prepared rows are laid out in affine_int_avx512.h.
  *
  * SPDX-License-Identifier: MIT
  */
@@ -15,21 +14,15 @@
 #include "kernels/x86/strip_avx512.h"
 
 #include "kernels/x86/act_step.h"
+#include "kernels/x86/affine_int_avx512.h"
 #include "kernels/x86/parts.h"
 
 enum {
-    TILE_ROWS = 8,      /* most rows of a tile; with two terms half of them: 16 integer sums either way */
-    FEW_ROWS = 16,      /* up to here rows pass strip by strip, in the order of memory */
-    STRIP_AHEAD = 8192, /* bytes asked for ahead of use */
+    TILE_ROWS = 8, /* most rows of a tile; with two terms half of them: 16 integer sums either way */
+    FEW_ROWS = 16, /* up to here rows pass strip by strip, in the order of memory */
     STRIP_BLOCK_BYTES = 256 * 1024, /* packed strips that stay in L2 while rows pass */
     RUN_ROWS = 48,                  /* rows whose sums wait while a run of unpacked weights passes */
 };
-
-/* An odd number of cache lines, so that the rows of a tile do not share the sets of a cache. */
-V_INLINE size_t int_bytes(uint32_t n_in, uint32_t group, int terms)
-{
-    return pad_to(8 * pad_to(n_in / group, VW) + (size_t)terms * n_in, 64) | 64;
-}
 
 static size_t int8_bytes(uint32_t n_in, uint32_t group)
 {
@@ -51,22 +44,19 @@ V_INLINE void int_prepare(int terms, const struct esp_weight *w, const float *x,
     int8_t *q = (int8_t *)(ssum + pad);
 
     memset(out, 0, 8 * pad);
-    for (size_t g = 0; g < n_group; g++, x += w->group) {
+    for (size_t g = 0; g < n_group; g++, x += w->group, q += (size_t)terms * w->group) {
         const float step = act_step(x, w->group, terms == 1 ? 127.0f : 16256.0f);
         const vf by = vf_set1(step == 0 ? __builtin_inff() : step); /* zero step: all codes 0 */
         vi sum = vi_zero();
 
-        for (uint32_t i = 0; i < w->group; i += STRIP_UNIT, q += terms * STRIP_UNIT) {
-            V_UNROLL
-            for (int v = 0; v < STRIP_UNIT; v += VW) {
-                const vi c = vi_from_f(vf_div(vf_load(x + i + v), by));
-                const vi q1 = terms == 1 ? c : vi_sar(vi_add(c, vi_set1(64)), 7);
+        for (uint32_t i = 0; i < w->group; i += VW) {
+            const vi c = vi_from_f(vf_div(vf_load(x + i), by));
+            const vi q1 = terms == 1 ? c : vi_sar(vi_add(c, vi_set1(64)), 7);
 
-                sum = vi_add(sum, c);
-                vi_store_int8(q + v, q1);
-                if (terms == 2)
-                    vi_store_int8(q + STRIP_UNIT + v, vi_sub(c, vi_shl(q1, 7)));
-            }
+            sum = vi_add(sum, c);
+            vi_store_int8(q + i, q1);
+            if (terms == 2)
+                vi_store_int8(q + w->group + i, vi_sub(c, vi_shl(q1, 7)));
         }
         s[g] = step;
         ssum[g] = step * (float)vi_sum(sum);
@@ -98,13 +88,6 @@ struct strip_run {
     enum esp_scale_type scale;
 };
 
-V_INLINE void strip_prefetch(const uint8_t *p, int lines)
-{
-    V_UNROLL
-    for (int i = 0; i < lines; i++)
-        _mm_prefetch((const char *)((uintptr_t)p + STRIP_AHEAD + 64 * (size_t)i), _MM_HINT_T0);
-}
-
 V_INLINE vi int_broadcast(const uint8_t *p)
 {
     int32_t four;
@@ -118,9 +101,9 @@ struct strip_sums {
     vi one[TILE_ROWS][HALVES], two[TILE_ROWS][HALVES];
 };
 
-/* Add codes times q1, and times q2, of one unit. */
+/* Add codes times q1, and times q2, which lies q2_at bytes behind, of one unit. */
 V_INLINE void strip_unit(int bits, int terms, int n_row, const uint8_t *unit, const uint8_t *q, size_t ldq,
-                         struct strip_sums *sum)
+                         size_t q2_at, struct strip_sums *sum)
 {
     V_UNROLL
     for (int p = 0; p < STRIP_PIECES; p++) {
@@ -132,7 +115,7 @@ V_INLINE void strip_unit(int bits, int terms, int n_row, const uint8_t *unit, co
         V_UNROLL
         for (int r = 0; r < n_row; r++) {
             const uint8_t *at = q + (size_t)r * ldq + 4 * p;
-            const vi q1 = int_broadcast(at), q2 = terms == 2 ? int_broadcast(at + STRIP_UNIT) : q1;
+            const vi q1 = int_broadcast(at), q2 = terms == 2 ? int_broadcast(at + q2_at) : q1;
 
             V_UNROLL
             for (int h = 0; h < HALVES; h++) {
@@ -224,10 +207,11 @@ V_INLINE void strip_tile(int bits, int terms, int n_row, const struct strip_run 
         }
         for (uint32_t i = 0; i < t->group; i += STRIP_UNIT) {
             strip_prefetch(p, HALVES * bits);
-            strip_unit(bits, terms, n_row, p, q, t->act_bytes, &sum);
+            strip_unit(bits, terms, n_row, p, q, t->act_bytes, t->group, &sum);
             p += HALVES * 64 * bits;
-            q += terms * STRIP_UNIT;
+            q += STRIP_UNIT;
         }
+        q += (size_t)(terms - 1) * t->group;
         strip_group(terms, n_row, t, g, scales, &sum, a, acc);
     }
     if (!strip_held(terms, n_row))
@@ -380,6 +364,12 @@ static const struct strip_format *format_of(const struct esp_weight *w)
     return &formats[w->format - ESP_FORMAT_AFFINE2];
 }
 
+uint8_t *esp_strip_pack_run_avx512vnni(const struct esp_weight *w, uint32_t o, uint32_t n_out, size_t i0,
+                                       size_t n, uint8_t *out)
+{
+    return format_of(w)->pack(w, o, n_out, i0, n, out);
+}
+
 static size_t strip_pack_bytes(const struct esp_weight *w)
 {
     return ((size_t)w->n_out + STRIP - 1) / STRIP * strip_bytes(w, format_of(w)->bits);
@@ -414,32 +404,9 @@ static uint32_t at_most(uint32_t n, uint32_t most)
     return n < most ? n : most;
 }
 
-#define STRIP_TILES(shape, how)                                                                              \
-    {"strips of 32 outputs" how ", tile of 1 row", shape, 1},                                                \
-        {"strips of 32 outputs" how ", tile of 2 rows", shape, 2},                                           \
-        {"strips of 32 outputs" how ", tile of 3 rows", shape, 3},                                           \
-    {                                                                                                        \
-        "strips of 32 outputs" how ", tile of 4 rows", shape, 4                                              \
-    }
-#define STRIP_TILE_8(shape, how)                                                                             \
-    {                                                                                                        \
-        "strips of 32 outputs" how ", tile of 8 rows", shape, 8                                              \
-    }
-#define ON_THE_WAY ", packed on the way"
-
 /* What strip_rows() has instances of: the rows of a path are its tile. */
-static const struct esp_path int8_paths[] = {
-    STRIP_TILES(ESP_SHAPE_PACKED, ""),
-    STRIP_TILE_8(ESP_SHAPE_PACKED, ""),
-    STRIP_TILES(ESP_SHAPE_STORED, ON_THE_WAY),
-    STRIP_TILE_8(ESP_SHAPE_STORED, ON_THE_WAY),
-    {NULL, ESP_SHAPE_ANY, 0},
-};
-static const struct esp_path int8x2_paths[] = {
-    STRIP_TILES(ESP_SHAPE_PACKED, ""),
-    STRIP_TILES(ESP_SHAPE_STORED, ON_THE_WAY),
-    {NULL, ESP_SHAPE_ANY, 0},
-};
+static const struct esp_path int8_paths[] = {STRIP_INT8_PATHS, {NULL, ESP_SHAPE_ANY, 0}};
+static const struct esp_path int8x2_paths[] = {STRIP_INT8X2_PATHS, {NULL, ESP_SHAPE_ANY, 0}};
 
 /* Rows of the next tile where n are left. */
 static uint32_t tile_rows(const struct strip_call *c, uint32_t n)
@@ -557,14 +524,14 @@ V_INLINE void strip_product(int terms, const struct esp_weight *w, const void *a
         strip_unpacked(c);
 }
 
-static void int8_product(const struct esp_weight *w, const void *act, uint32_t n_row, uint32_t o0,
-                         uint32_t o1, float *y, size_t ldy)
+void esp_affine_int8_avx512vnni(const struct esp_weight *w, const void *act, uint32_t n_row, uint32_t o0,
+                                uint32_t o1, float *y, size_t ldy)
 {
     strip_product(1, w, act, &(struct strip_call){.n_row = n_row, .o0 = o0, .o1 = o1, .y = y, .ldy = ldy});
 }
 
-static void int8x2_product(const struct esp_weight *w, const void *act, uint32_t n_row, uint32_t o0,
-                           uint32_t o1, float *y, size_t ldy)
+void esp_affine_int8x2_avx512vnni(const struct esp_weight *w, const void *act, uint32_t n_row, uint32_t o0,
+                                  uint32_t o1, float *y, size_t ldy)
 {
     strip_product(2, w, act, &(struct strip_call){.n_row = n_row, .o0 = o0, .o1 = o1, .y = y, .ldy = ldy});
 }
@@ -572,9 +539,10 @@ static void int8x2_product(const struct esp_weight *w, const void *act, uint32_t
 void esp_affine_int_init_avx512vnni(struct esp_kernels *k)
 {
     for (int f = ESP_FORMAT_AFFINE2; f <= ESP_FORMAT_AFFINE8; f++) {
-        k->linear[f][ESP_ACT_INT8] = (struct esp_linear){int8_bytes,       int8_prepare, int8_product,
-                                                         strip_pack_bytes, strip_pack,   int8_paths};
-        k->linear[f][ESP_ACT_INT8X2] = (struct esp_linear){int8x2_bytes,     int8x2_prepare, int8x2_product,
-                                                           strip_pack_bytes, strip_pack,     int8x2_paths};
+        k->linear[f][ESP_ACT_INT8] = (struct esp_linear){
+            int8_bytes, int8_prepare, esp_affine_int8_avx512vnni, strip_pack_bytes, strip_pack, int8_paths};
+        k->linear[f][ESP_ACT_INT8X2] =
+            (struct esp_linear){int8x2_bytes,     int8x2_prepare, esp_affine_int8x2_avx512vnni,
+                                strip_pack_bytes, strip_pack,     int8x2_paths};
     }
 }

@@ -1,9 +1,10 @@
 /*
  * Attention of a few queries over one span of coded keys and values, straight from the codes. Every vector of
  * codes becomes floats in registers once for a tile of up to KV_ROWS queries (the query heads that share a KV
- * head come together, so each head's cache is read once); scales become f32 once a span. Reduction orders are
- * those of attend_body.h: a score is one vector of partial sums over ascending elements and one fixed tree, a
- * value sum runs over a query's own positions in ascending order, so neither depends on the other queries.
+ * head come together, so each head's cache is read once); scales become f32 once a block of positions.
+ * Reduction orders are those of attend_body.h: a score is one vector of partial sums over ascending elements
+ * and one fixed tree, a value sum runs over a query's own positions in ascending order, so neither depends on
+ * the other queries.
  *
  * SPDX-License-Identifier: MIT
  */
@@ -15,10 +16,11 @@
 #include "kernels/x86/dots.h"
 
 enum {
-    KV_ROWS =
-        V_ROWS > 4 ? V_ROWS : 4, /* queries of a tile: decoding costs more than a few registers too many */
-    KV_BLOCK = 16, /* positions whose scales become floats together, and how far ahead keys are asked for */
-    KV_SCALES = ESP_SPAN * (ESP_KV_HEAD_MAX / ESP_KV_GROUP) + 16 /* floats of a span's scales, and slack */
+    KV_FOUR = 4,                                   /* query heads of most models' KV heads */
+    KV_ROWS = V_ROWS > KV_FOUR ? V_ROWS : KV_FOUR, /* queries of a tile, at most */
+    KV_BLOCK = 16,                                 /* positions whose key scales become floats together */
+    KV_VALUES = 64, /* positions whose values and their scales stay in the first cache while columns pass */
+    KV_SCALES = KV_VALUES * (ESP_KV_HEAD_MAX / ESP_KV_GROUP) + 16 /* floats of a block's scales, and slack */
 };
 
 /* Coded keys or values of a span. */
@@ -29,10 +31,10 @@ struct kv_side {
     uint32_t dim, n_unit; /* units of ESP_KV_GROUP elements */
     uint32_t n_group;     /* of the scheme, each of one unit or more */
     bool f16;             /* scales; else bf16 */
-    float *scale, *bias;  /* [n_pos][n_unit] f32; bias NULL: none */
+    float *scale, *bias;  /* [positions of a block][n_unit] f32; bias NULL: none */
     const float *levels;  /* of codes, where these are looked up */
 };
-enum { KV_UNIT = ESP_KV_GROUP / VW }; /* vectors of a unit */
+enum { KV_UNIT = ESP_KV_GROUP / VW, KV_COLS = 4 }; /* vectors of a unit, and at most of a block of columns */
 
 struct kv_tile {
     float *weight; /* [KV_ROWS][ESP_SPAN] */
@@ -58,77 +60,143 @@ V_INLINE vf kv_spread(const uint8_t *p, uint32_t n_group, uint32_t per, uint32_t
 }
 
 /*
- * Scales and biases of positions [t0, t1) as floats; turbo's bias is scale * zero, which f32 holds exactly.
- * Rows are stored in ascending order, each over the slack of the one before. f16 (turbo) and biased are
- * constants.
+ * Scales and biases of positions [t0, t1) as floats, from the first place on; turbo's bias is scale * zero,
+ * which f32 holds exactly. Rows are stored in ascending order, each over the slack of the one before. f16
+ * (turbo), biased and whole are constants; whole: a unit is a group, and units fill vectors.
  */
-V_INLINE void kv_scales_kind(bool f16, bool biased, const struct kv_side *s, uint32_t t0, uint32_t t1)
+V_INLINE void kv_scales_kind(bool f16, bool biased, bool whole, const struct kv_side *s, uint32_t t0,
+                             uint32_t t1)
 {
-    const uint32_t n_unit = s->n_unit, n_group = s->n_group, per = n_unit / n_group;
+    const uint32_t n_unit = s->n_unit, n_group = whole ? n_unit : s->n_group, per = n_unit / n_group;
     const uint8_t *p = s->rows + t0 * s->row_bytes + s->code_bytes;
-    float *scale = s->scale + (size_t)t0 * n_unit, *bias = biased ? s->bias + (size_t)t0 * n_unit : NULL;
+    const size_t row_bytes = s->row_bytes;
+    float *scale = s->scale, *bias = s->bias;
 
-    for (uint32_t t = t0; t < t1; t++, p += s->row_bytes) {
+    for (uint32_t t = t0; t < t1; t++, p += row_bytes, scale += n_unit) {
         for (uint32_t u = 0; u < n_unit; u += VW) {
-            const vf x = kv_spread(p, n_group, per, u, f16);
+            const uint8_t *q = p + 2 * (size_t)n_group;
+            const vf x = whole ? kv_half(p + 2 * u, VW, f16) : kv_spread(p, n_group, per, u, f16);
 
             vf_store(scale + u, x);
             if (biased) {
-                const vf b = kv_spread(p + 2 * (size_t)n_group, n_group, per, u, f16);
+                const vf b = whole ? kv_half(q + 2 * u, VW, f16) : kv_spread(q, n_group, per, u, f16);
 
                 vf_store(bias + u, f16 ? vf_mul(b, x) : b);
             }
         }
-        scale += n_unit;
-        bias = biased ? bias + n_unit : NULL;
+        if (biased)
+            bias += n_unit;
+    }
+}
+
+/* The same of turbo's keys where a row's scales and zeros fill one vector. */
+static void kv_scales_one(const struct kv_side *s, uint32_t t0, uint32_t t1)
+{
+    const uint8_t *p = s->rows + t0 * s->row_bytes + s->code_bytes;
+    const vi zeros = vi_add(vi_ramp(), vi_set1(VW / 2));
+    float *scale = s->scale, *bias = s->bias;
+
+    for (uint32_t t = t0; t < t1; t++, p += s->row_bytes, scale += VW / 2, bias += VW / 2) {
+        const vf x = kv_half(p, VW, true);
+
+        vf_store(scale, x);
+        vf_store(bias, vf_mul(vf_lanes(x, zeros), x));
     }
 }
 
 static void kv_scales(const struct kv_side *s, uint32_t t0, uint32_t t1)
 {
+    const bool whole = s->n_unit == s->n_group && s->n_unit % VW == 0;
+
     if (!s->f16)
-        kv_scales_kind(false, true, s, t0, t1);
+        kv_scales_kind(false, true, false, s, t0, t1);
+    else if (s->bias && s->n_unit == VW / 2)
+        kv_scales_one(s, t0, t1);
+    else if (s->bias && whole)
+        kv_scales_kind(true, true, true, s, t0, t1);
     else if (s->bias)
-        kv_scales_kind(true, true, s, t0, t1);
+        kv_scales_kind(true, true, false, s, t0, t1);
+    else if (whole)
+        kv_scales_kind(true, false, true, s, t0, t1);
     else
-        kv_scales_kind(true, false, s, t0, t1);
+        kv_scales_kind(true, false, false, s, t0, t1);
 }
 
-/* Ask for the lines of rows [t, t + n) of s, as far as n_pos goes; near: into the first cache, else the
- * second. */
-V_INLINE void kv_ahead(const struct kv_side *s, uint32_t t, uint32_t n, uint32_t n_pos, bool near)
-{
-    const uint8_t *p = s->rows + t * s->row_bytes, *end = p + (t + n < n_pos ? n
-                                                               : t < n_pos   ? n_pos - t
-                                                                             : 0) *
-                                                                  s->row_bytes;
+/*
+ * Lines to ask for ahead of use, a few at a time and evenly: processors have few places for lines that are
+ * under way, and whoever fills them all waits. What memory has to bring of a span, its values and the next
+ * keys, is asked for into the second cache in equal parts while keys are multiplied and while values are
+ * summed. Asking again for the first cache costs a Xeon more than it gives.
+ */
+struct kv_far {
+    uintptr_t at;
+    size_t step; /* bytes of one kv_far_go() */
+};
 
-    for (; p < end; p += 64) {
-        if (near)
-            _mm_prefetch((const char *)p, _MM_HINT_T0);
-        else
-            _mm_prefetch((const char *)p, _MM_HINT_T1);
-    }
+V_INLINE void kv_far_go(struct kv_far *f)
+{
+    _mm_prefetch((const char *)f->at, _MM_HINT_T1); /* NOLINT(performance-no-int-to-ptr) */
+    f->at += f->step;
+}
+
+/* Of a position's bytes of the next keys: those asked for while values are summed. */
+V_INLINE size_t kv_next_bytes(const struct kv_side *keys, const struct kv_side *values)
+{
+    const size_t half = (keys->row_bytes + values->row_bytes) / 2;
+
+    return half < keys->row_bytes ? half : keys->row_bytes;
+}
+
+/* While the keys of positions from t on are multiplied, KV_BLOCK of them in n goes: the keys not yet there,
+ * then values. */
+V_INLINE struct kv_far kv_far_values(const struct kv_side *keys, const struct kv_side *values, uint32_t t,
+                                     size_t n)
+{
+    const size_t left = keys->row_bytes - kv_next_bytes(keys, values), each = left + values->row_bytes;
+    const size_t done = t * each, keys_left = ESP_SPAN * left, step = KV_BLOCK * each / n;
+    const uintptr_t tail = (uintptr_t)keys->rows + ESP_SPAN * keys->row_bytes - keys_left;
+
+    return (struct kv_far){done < keys_left ? tail + done : (uintptr_t)values->rows + (done - keys_left),
+                           step < 64 ? step : 64};
+}
+
+/* While values of positions from t on are summed, n goes a position: keys of the next span, if there is one.
+ */
+V_INLINE struct kv_far kv_far_next(const struct kv_side *next, const struct kv_side *values, uint32_t t,
+                                   size_t n)
+{
+    const size_t each = kv_next_bytes(next, values);
+
+    if (!next->rows)
+        return (struct kv_far){(uintptr_t)values->rows, 0};
+    return (struct kv_far){(uintptr_t)next->rows + t * each, each / n};
 }
 
 /* ---- scores ---- */
 
-/* n_out positions from t (the last ones again past n_pos) with n_row queries; raw, n_row and n_out are
+/* Positions of a tile of scores. */
+struct kv_keys {
+    const uint8_t *first; /* row */
+    uint32_t t;           /* place of its scales */
+    uint32_t last;        /* how many places on the last row is */
+};
+
+/* n_out positions with n_row queries, the last one again where there are no more. raw, n_row and n_out are
  * constants. */
 V_INLINE void kv_scores_tile(int raw, int n_row, uint32_t n_out, const struct kv_side *s,
-                             const struct kv_lut *lut, const float *const *x, uint32_t t, uint32_t n_pos,
-                             vf (*acc)[DOT_OUTS])
+                             const struct kv_lut *lut, const float *const *x, struct kv_keys keys,
+                             struct kv_far *far, vf (*acc)[DOT_OUTS])
 {
     const uint8_t *row[DOT_OUTS];
-    const float *scale[DOT_OUTS], *bias[DOT_OUTS];
+    const float *scale[DOT_OUTS];
+    const ptrdiff_t bias = s->bias - s->scale;
 
     V_UNROLL
     for (uint32_t o = 0; o < n_out; o++) {
-        const size_t at = t + o < n_pos ? t + o : n_pos - 1;
+        const size_t at = o < keys.last ? o : keys.last;
 
-        row[o] = s->rows + at * s->row_bytes;
-        scale[o] = s->scale + at * s->n_unit;
-        bias[o] = s->bias + at * s->n_unit;
+        row[o] = keys.first + at * s->row_bytes;
+        scale[o] = s->scale + (keys.t + at) * s->n_unit;
     }
     V_UNROLL
     for (int r = 0; r < n_row; r++) {
@@ -137,219 +205,233 @@ V_INLINE void kv_scores_tile(int raw, int n_row, uint32_t n_out, const struct kv
             acc[r][o] = vf_zero();
     }
     for (uint32_t u = 0; u < s->n_unit; u++) {
+        const size_t codes = u * (size_t)(kv_bits(raw) * ESP_KV_GROUP / 8);
         vf by[DOT_OUTS], plus[DOT_OUTS];
         struct kv_lut l[DOT_OUTS];
 
         V_UNROLL
+        for (uint32_t o = 0; o < n_out; o += 2)
+            kv_far_go(far);
+        V_UNROLL
         for (uint32_t o = 0; o < n_out; o++) {
             by[o] = vf_set1(scale[o][u]);
-            plus[o] = vf_set1(bias[o][u]);
+            plus[o] = vf_set1(scale[o][bias + u]);
             l[o] = kv_looks_up(raw) ? kv_lut_scale(raw, 1, *lut, by[o], plus[o]) : *lut;
         }
         V_UNROLL
         for (size_t j = 0; j < KV_UNIT; j++) {
-            vf q[KV_ROWS];
+            vf k[DOT_OUTS];
 
-            V_UNROLL
-            for (int r = 0; r < n_row; r++)
-                q[r] = vf_load(x[r] + (u * KV_UNIT + j) * VW);
             V_UNROLL
             for (uint32_t o = 0; o < n_out; o++) {
-                vf k = kv_raw(raw, row[o], u * KV_UNIT + j, &l[o]);
-
+                k[o] = kv_raw(raw, row[o] + codes, j, &l[o]);
                 if (!kv_looks_up(raw))
-                    k = vf_fma(k, by[o], plus[o]);
+                    k[o] = vf_fma(k[o], by[o], plus[o]);
+            }
+            V_UNROLL
+            for (int r = 0; r < n_row; r++) {
+                vf q = vf_load(x[r] + (u * KV_UNIT + j) * VW);
+
+                V_KEEP(q); /* one load for all outputs */
                 V_UNROLL
-                for (int r = 0; r < n_row; r++)
-                    acc[r][o] = vf_fma(q[r], k, acc[r][o]);
+                for (uint32_t o = 0; o < n_out; o++)
+                    acc[r][o] = vf_fma(q, k[o], acc[r][o]);
             }
         }
     }
 }
 
-/* Four positions; as many at a time as the registers hold sums of. */
-V_INLINE void kv_scores_four(int raw, int n_row, const struct kv_side *s, const struct kv_lut *lut,
-                             const float *const *x, uint32_t t, uint32_t n_pos, __m128 *out)
+/* Two scores of each of four queries. */
+V_INLINE void kv_scores_pairs(vf (*acc)[DOT_OUTS], float *score)
 {
-    vf acc[KV_ROWS][DOT_OUTS], more[KV_ROWS][DOT_OUTS];
+#if V_ROWS < 4
+    const vf y =
+        vf_sum8(acc[0][0], acc[0][1], acc[1][0], acc[1][1], acc[2][0], acc[2][1], acc[3][0], acc[3][1]);
+    const __m128 lo = _mm256_castps256_ps128(y), hi = _mm256_extractf128_ps(y, 1);
 
-    if (n_row <= V_ROWS) {
-        kv_scores_tile(raw, n_row, 4, s, lut, x, t, n_pos, acc);
-    } else {
-        kv_scores_tile(raw, n_row, 2, s, lut, x, t, n_pos, acc);
-        kv_scores_tile(raw, n_row, 2, s, lut, x, t + 2, n_pos, more);
+    _mm_storel_pi((__m64 *)(void *)score, lo);
+    _mm_storeh_pi((__m64 *)(void *)(score + ESP_SPAN), lo);
+    _mm_storel_pi((__m64 *)(void *)(score + 2 * ESP_SPAN), hi);
+    _mm_storeh_pi((__m64 *)(void *)(score + 3 * ESP_SPAN), hi);
+#else
+    (void)acc;
+    (void)score;
+#endif
+}
+
+/* Scores of positions [t, t + n_out) to score[n_row][ESP_SPAN]; those past n_pos hold anything. */
+V_INLINE void kv_scores_store(int n_row, uint32_t n_out, vf (*acc)[DOT_OUTS], float *score)
+{
+    if (n_out == 4) {
         V_UNROLL
-        for (int r = 0; r < n_row; r++) {
-            acc[r][2] = more[r][0];
-            acc[r][3] = more[r][1];
-        }
+        for (int r = 0; r < n_row; r++)
+            _mm_storeu_ps(score + r * ESP_SPAN, vf_sum4(acc[r][0], acc[r][1], acc[r][2], acc[r][3]));
+        return;
     }
     V_UNROLL
-    for (int r = 0; r < n_row; r++)
-        out[r] = vf_sum4(acc[r][0], acc[r][1], acc[r][2], acc[r][3]);
+    for (int r = 0; r < n_row; r += 4) /* pairs are for tiles of four queries of AVX2 */
+        kv_scores_pairs(acc + r, score + r * ESP_SPAN);
 }
 
-/* ahead: values to ask for meanwhile, and with them the keys of the next block; NULL: neither, a later tile
- * of queries finds them in the caches. */
-V_INLINE void kv_scores_raw(int raw, int n_row, const struct kv_side *s, const struct kv_side *ahead,
+/* score: [n_row][ESP_SPAN], the first n_pos of each row; up to 3 more are written. */
+V_INLINE void kv_scores_raw(int raw, int n_row, const struct kv_side *s, const struct kv_side *values,
                             const float *const *x, uint32_t n_pos, float *score)
 {
+    const uint32_t n_out = n_row <= V_ROWS ? 4 : 2; /* sums in registers */
     const struct kv_lut lut = kv_lut_make(raw, s->levels);
 
-    for (uint32_t t = 0; t < n_pos; t += DOT_OUTS) {
-        const uint32_t n = n_pos - t < DOT_OUTS ? n_pos - t : DOT_OUTS;
-        __m128 out[KV_ROWS];
+    for (uint32_t t0 = 0; t0 < n_pos; t0 += KV_BLOCK) {
+        const uint32_t n = n_pos - t0 < KV_BLOCK ? n_pos - t0 : KV_BLOCK;
+        const uint8_t *row = s->rows + t0 * s->row_bytes;
+        struct kv_far far = kv_far_values(s, values, t0, (size_t)s->n_unit * KV_BLOCK / 2);
 
-        if (t % KV_BLOCK == 0)
-            kv_scales(s, t, n_pos - t < KV_BLOCK ? n_pos : t + KV_BLOCK);
-        if (ahead) {
-            kv_ahead(s, t + KV_BLOCK, DOT_OUTS, n_pos, true);
-            kv_ahead(ahead, t, DOT_OUTS, n_pos, false);
+        kv_scales(s, t0, t0 + n);
+        for (uint32_t t = 0; t < n; t += n_out, row += n_out * s->row_bytes) {
+            const struct kv_keys keys = {row, t, n - t - 1};
+            vf acc[KV_ROWS][DOT_OUTS];
+
+            kv_scores_tile(raw, n_row, n_out, s, &lut, x, keys, &far, acc);
+            kv_scores_store(n_row, n_out, acc, score + t0 + t);
         }
-        kv_scores_four(raw, n_row, s, &lut, x, t, n_pos, out);
-        for (int r = 0; r < n_row; r++)
-            v_store4(score + r * ESP_SPAN + t, out[r], n);
     }
 }
 
-V_INLINE void kv_scores(enum kv_raw raw, int n_row, const struct kv_side *s, const struct kv_side *ahead,
+V_INLINE void kv_scores(enum kv_raw raw, int n_row, const struct kv_side *s, const struct kv_side *values,
                         const float *const *x, uint32_t n_pos, float *score)
 {
     switch (raw) {
     case KV_RAW_S8:
-        kv_scores_raw(KV_RAW_S8, n_row, s, ahead, x, n_pos, score);
+        kv_scores_raw(KV_RAW_S8, n_row, s, values, x, n_pos, score);
         break;
     case KV_RAW_U8:
-        kv_scores_raw(KV_RAW_U8, n_row, s, ahead, x, n_pos, score);
+        kv_scores_raw(KV_RAW_U8, n_row, s, values, x, n_pos, score);
         break;
     case KV_RAW_2:
-        kv_scores_raw(KV_RAW_2, n_row, s, ahead, x, n_pos, score);
+        kv_scores_raw(KV_RAW_2, n_row, s, values, x, n_pos, score);
         break;
     case KV_RAW_4:
-        kv_scores_raw(KV_RAW_4, n_row, s, ahead, x, n_pos, score);
+        kv_scores_raw(KV_RAW_4, n_row, s, values, x, n_pos, score);
         break;
     case KV_RAW_5:
-        kv_scores_raw(KV_RAW_5, n_row, s, ahead, x, n_pos, score);
+        kv_scores_raw(KV_RAW_5, n_row, s, values, x, n_pos, score);
         break;
     default:
-        kv_scores_raw(KV_RAW_6, n_row, s, ahead, x, n_pos, score);
+        kv_scores_raw(KV_RAW_6, n_row, s, values, x, n_pos, score);
         break;
     }
 }
 
 /* ---- values ---- */
 
-/* A block of columns: of how many vectors, and which of a value's codes, scales and sums it takes. */
-struct kv_block {
-    const struct kv_lut *lut;
-    const uint8_t *row;        /* of the first position */
-    const float *scale, *bias; /* of the block's first unit there */
-    size_t first;              /* vector */
-    const float *weight;       /* [n_row][ESP_SPAN], from the first position */
-    uint32_t n;                /* positions */
+/* Values of positions [t0, t1), whose scales lie from the first place on, from column c on. */
+struct kv_part {
+    uint32_t t0, t1;
+    size_t c;
 };
 
-/* The sums of one block: acc[r * n_col + j] += sum over t of weight[r][t] * v_t. All ints are constants. */
-V_INLINE void kv_values_sum(int raw, int biased, int n_row, int n_col, const struct kv_side *s,
-                            struct kv_block b, vf *acc)
+/* n_col vectors of columns, of whole units or inside one, of n_row sums over a part. All ints are constants. */
+V_INLINE void kv_values_columns(int raw, int biased, int n_row, int n_col, const struct kv_side *s,
+                                const struct kv_lut *lut, const struct kv_tile *tile, struct kv_part part,
+                                struct kv_far *far)
 {
-    for (uint32_t t = 0; t < b.n; t++) {
-        vf p[KV_ROWS];
+    const uint8_t *row = s->rows + part.t0 * s->row_bytes + part.c / 8 * (size_t)kv_bits(raw);
+    const size_t row_bytes = s->row_bytes, n_unit = s->n_unit;
+    const float *scale = s->scale + part.c / ESP_KV_GROUP, *weight = tile->weight + part.t0;
+    const float *const end = weight + (part.t1 - part.t0);
+    const ptrdiff_t bias = biased ? s->bias - s->scale : 0;
+    float *const sums = tile->acc + part.c;
+    vf acc[KV_ROWS][KV_COLS];
 
+    V_UNROLL
+    for (int r = 0; r < n_row; r++) {
         V_UNROLL
-        for (int r = 0; r < n_row; r++)
-            p[r] = vf_set1(b.weight[r * ESP_SPAN + t]);
+        for (int j = 0; j < n_col; j++)
+            acc[r][j] = vf_load(sums + r * ESP_HEAD_MAX + j * VW);
+    }
+    for (; weight < end; weight++, row += row_bytes, scale += n_unit) {
+        const bool looks_up = kv_looks_up(raw); /* the scaled table is one for all of a unit */
+        vf v[KV_COLS];
+
+        kv_far_go(far);
         V_UNROLL
         for (int j = 0; j < n_col; j++) {
-            const vf by = vf_set1(b.scale[j / KV_UNIT]);
-            const vf plus = biased ? vf_set1(b.bias[j / KV_UNIT]) : vf_zero();
-            const bool looks_up = kv_looks_up(raw); /* the scaled table is one for all of a unit */
-            const struct kv_lut l = looks_up ? kv_lut_scale(raw, biased, *b.lut, by, plus) : *b.lut;
-            vf v = kv_raw(raw, b.row, b.first + (size_t)j, &l);
+            const int u = j / KV_UNIT;
+            const vf by = vf_set1(scale[u]), plus = biased ? vf_set1(scale[bias + u]) : vf_zero();
+            const struct kv_lut l = looks_up ? kv_lut_scale(raw, biased, *lut, by, plus) : *lut;
 
+            v[j] = kv_raw(raw, row, (size_t)j, &l);
             if (!looks_up)
-                v = biased ? vf_fma(v, by, plus) : vf_mul(v, by);
-            V_UNROLL
-            for (int r = 0; r < n_row; r++)
-                acc[r * n_col + j] = vf_fma(p[r], v, acc[r * n_col + j]);
+                v[j] = biased ? vf_fma(v[j], by, plus) : vf_mul(v[j], by);
         }
-        b.row += s->row_bytes;
-        b.scale += s->n_unit;
-        if (biased)
-            b.bias += s->n_unit;
+        V_UNROLL
+        for (int r = 0; r < n_row; r++) {
+            const vf p = vf_set1(weight[r * ESP_SPAN]);
+
+            V_UNROLL
+            for (int j = 0; j < n_col; j++)
+                acc[r][j] = vf_fma(p, v[j], acc[r][j]);
+        }
     }
-}
-
-/* Columns [c, c + n_col vectors) of the tile's sums over positions [t0, t1). All ints are constants. */
-V_INLINE void kv_values_block(int raw, int biased, int n_row, int n_col, const struct kv_side *s,
-                              const struct kv_lut *lut, const struct kv_tile *tile, uint32_t t0, uint32_t t1,
-                              size_t c)
-{
-    const size_t unit = (size_t)t0 * s->n_unit + c / ESP_KV_GROUP;
-    const struct kv_block b = {.lut = lut,
-                               .row = s->rows + t0 * s->row_bytes,
-                               .scale = s->scale + unit,
-                               .bias = biased ? s->bias + unit : NULL,
-                               .first = c / VW,
-                               .weight = tile->weight + t0,
-                               .n = t1 - t0};
-    vf acc[KV_ROWS * 4];
-
     V_UNROLL
     for (int r = 0; r < n_row; r++) {
         V_UNROLL
         for (int j = 0; j < n_col; j++)
-            acc[r * n_col + j] = vf_load(tile->acc + r * ESP_HEAD_MAX + c + j * VW);
-    }
-    kv_values_sum(raw, biased, n_row, n_col, s, b, acc);
-    V_UNROLL
-    for (int r = 0; r < n_row; r++) {
-        V_UNROLL
-        for (int j = 0; j < n_col; j++)
-            vf_store(tile->acc + r * ESP_HEAD_MAX + c + j * VW, acc[r * n_col + j]);
+            vf_store(sums + r * ESP_HEAD_MAX + j * VW, acc[r][j]);
     }
 }
 
+/* Blocks of positions, so that their rows stay in the first cache while columns pass over them. */
 V_INLINE void kv_values_raw(int raw, int biased, int n_row, const struct kv_side *s,
-                            const struct kv_tile *tile, uint32_t t0, uint32_t t1)
+                            const struct kv_side *next, const struct kv_tile *tile, uint32_t t0, uint32_t t1)
 {
     const struct kv_lut lut = kv_lut_make(raw, s->levels);
-    const int wide = n_row == 1 ? 8 : n_row <= V_ROWS ? 4 : 2; /* sums in registers */
-    size_t c = 0;
+    const size_t cols = n_row == 1 ? KV_UNIT : VW == 8 ? KV_UNIT / 2 : KV_COLS; /* whose sums are registers */
+    const size_t wide = cols * VW;
+    const size_t n_step = (s->dim + wide - 1) / wide;
 
-    for (; c + (size_t)wide * VW <= s->dim; c += (size_t)wide * VW)
-        kv_values_block(raw, biased, n_row, wide, s, &lut, tile, t0, t1, c);
-    for (; c < s->dim; c += VW)
-        kv_values_block(raw, biased, n_row, 1, s, &lut, tile, t0, t1, c);
+    for (uint32_t t = t0; t < t1; t += KV_VALUES) {
+        const uint32_t end = t1 - t < KV_VALUES ? t1 : t + KV_VALUES;
+        struct kv_far far = kv_far_next(next, s, t, n_step);
+
+        kv_scales(s, t, end);
+        for (size_t c = 0; c < s->dim; c += wide) {
+            const struct kv_part part = {t, end, c};
+
+            if (cols <= KV_UNIT || s->dim - c >= wide)
+                kv_values_columns(raw, biased, n_row, (int)cols, s, &lut, tile, part, &far);
+            else
+                kv_values_columns(raw, biased, n_row, KV_UNIT, s, &lut, tile, part, &far);
+        }
+    }
 }
 
-V_INLINE void kv_values(enum kv_raw raw, int n_row, const struct kv_side *s, const struct kv_tile *tile,
-                        uint32_t t0, uint32_t t1)
+V_INLINE void kv_values(enum kv_raw raw, int n_row, const struct kv_side *s, const struct kv_side *next,
+                        const struct kv_tile *tile, uint32_t t0, uint32_t t1)
 {
     switch (raw) {
     case KV_RAW_2:
-        kv_values_raw(KV_RAW_2, 0, n_row, s, tile, t0, t1);
+        kv_values_raw(KV_RAW_2, 0, n_row, s, next, tile, t0, t1);
         break;
     case KV_RAW_3:
-        kv_values_raw(KV_RAW_3, 0, n_row, s, tile, t0, t1);
+        kv_values_raw(KV_RAW_3, 0, n_row, s, next, tile, t0, t1);
         break;
     case KV_RAW_4:
         if (s->bias)
-            kv_values_raw(KV_RAW_4, 1, n_row, s, tile, t0, t1);
+            kv_values_raw(KV_RAW_4, 1, n_row, s, next, tile, t0, t1);
         else
-            kv_values_raw(KV_RAW_4, 0, n_row, s, tile, t0, t1);
+            kv_values_raw(KV_RAW_4, 0, n_row, s, next, tile, t0, t1);
         break;
     case KV_RAW_5:
-        kv_values_raw(KV_RAW_5, 0, n_row, s, tile, t0, t1);
+        kv_values_raw(KV_RAW_5, 0, n_row, s, next, tile, t0, t1);
         break;
     case KV_RAW_6:
-        kv_values_raw(KV_RAW_6, 1, n_row, s, tile, t0, t1);
+        kv_values_raw(KV_RAW_6, 1, n_row, s, next, tile, t0, t1);
         break;
     case KV_RAW_U8:
-        kv_values_raw(KV_RAW_U8, 1, n_row, s, tile, t0, t1);
+        kv_values_raw(KV_RAW_U8, 1, n_row, s, next, tile, t0, t1);
         break;
     default:
-        kv_values_raw(KV_RAW_LEVEL8, 0, n_row, s, tile, t0, t1);
+        kv_values_raw(KV_RAW_LEVEL8, 0, n_row, s, next, tile, t0, t1);
         break;
     }
 }
@@ -363,64 +445,89 @@ struct kv_span {
     struct kv_tile tile;
 };
 
-V_INLINE void kv_attend_tile(int n_row, const struct kv_span *s, size_t q0)
+/* Sums over the positions of one query, and of tiles: functions of their own, since each holds every code
+ * width. */
+static void kv_values_one(const struct kv_span *s, const struct kv_tile *tile, uint32_t t0, uint32_t t1)
+{
+    kv_values(s->v_raw, 1, &s->v, &s->next, tile, t0, t1);
+}
+
+/* Sums over the positions from low on, which not all queries see, and merging; m and l: of the span's weights.
+ */
+static void kv_finish(const struct kv_span *s, uint32_t low, const float *m, const float *l)
+{
+    const struct esp_attend *a = s->a;
+
+    for (uint32_t r = 0; r < a->n_query; r++) {
+        const struct kv_tile one = {s->tile.weight + r * ESP_SPAN, s->tile.acc + r * ESP_HEAD_MAX};
+        const uint32_t n = a->n_visible[r];
+
+        if (n == 0)
+            continue;
+        if (n > low)
+            kv_values_one(s, &one, low, n);
+        attend_merge(a->m + r, a->l + r, a->acc + r * a->ld_acc, m[r], l[r], one.acc, a->head_dim);
+    }
+}
+
+/* The queries of s->a: as many as n_row, or fewer, and the last one then again in their place. */
+V_INLINE void kv_attend_tile(int n_row, const struct kv_span *s)
 {
     const struct esp_attend *a = s->a;
     const struct kv_tile *tile = &s->tile;
-    const uint32_t *n = a->n_visible + q0;
+    const uint32_t *n = a->n_visible, last = a->n_query - 1;
     const float *x[KV_ROWS];
     float m[KV_ROWS], l[KV_ROWS];
     uint32_t high = 0, low = ESP_SPAN;
 
-    for (int r = 0; r < n_row; r++) {
-        x[r] = a->q + (q0 + (size_t)r) * a->ldq;
+    for (uint32_t r = 0; r < (uint32_t)n_row; r++)
+        x[r] = a->q + (r < last ? r : last) * a->ldq;
+    for (uint32_t r = 0; r <= last; r++) {
         high = n[r] > high ? n[r] : high;
         low = n[r] < low ? n[r] : low;
     }
     if (high == 0)
         return;
-    kv_scores(s->k_raw, n_row, &s->k, q0 == 0 ? &s->v : NULL, x, high, tile->weight);
-    for (int r = 0; r < n_row; r++) {
+    kv_scores(s->k_raw, n_row, &s->k, &s->v, x, high, tile->weight);
+    for (uint32_t r = 0; r <= last; r++)
         m[r] = attend_weights(tile->weight + r * ESP_SPAN, n[r], &l[r]);
+    for (int r = 0; r < n_row; r++)
         for (size_t c = 0; c < a->head_dim; c += VW)
             vf_store(tile->acc + r * ESP_HEAD_MAX + c, vf_zero());
-    }
-    if (q0 == 0 && a->k_next)
-        kv_ahead(&s->next, 0, KV_BLOCK, KV_BLOCK, false);
-    kv_scales(&s->v, 0, high);
-    if (low > 0)
-        kv_values(s->v_raw, n_row, &s->v, tile, 0, low);
-    for (int r = 0; r < n_row; r++) {
-        const struct kv_tile one = {tile->weight + r * ESP_SPAN, tile->acc + r * ESP_HEAD_MAX};
-        const size_t q = q0 + (size_t)r;
-
-        if (n[r] == 0)
-            continue;
-        if (n[r] > low && n_row > 1)
-            kv_values(s->v_raw, 1, &s->v, &one, low, n[r]);
-        attend_merge(a->m + q, a->l + q, a->acc + q * a->ld_acc, m[r], l[r], one.acc, a->head_dim);
-    }
+    if (low > 0 && n_row > 1)
+        kv_values(s->v_raw, n_row, &s->v, &s->next, tile, 0, low);
+    else if (low > 0)
+        kv_values_one(s, tile, 0, low);
+    kv_finish(s, low, m, l);
 }
 
-/* Tiles are functions of their own: each holds every code width. */
-static void kv_attend_one(const struct kv_span *s, size_t q0)
+static void kv_attend_one(const struct kv_span *s)
 {
-    kv_attend_tile(1, s, q0);
+    kv_attend_tile(1, s);
 }
 
-static void kv_attend_two(const struct kv_span *s, size_t q0)
+static void kv_attend_four(const struct kv_span *s)
 {
-    kv_attend_tile(2, s, q0);
+    kv_attend_tile(KV_FOUR, s);
 }
 
-static void kv_attend_four(const struct kv_span *s, size_t q0)
+static void kv_attend_full(const struct kv_span *s)
 {
-    kv_attend_tile(4, s, q0);
+    if (KV_ROWS > KV_FOUR)
+        kv_attend_tile(KV_ROWS, s);
 }
 
-static void kv_attend_full(const struct kv_span *s, size_t q0)
+/* Up to KV_ROWS queries. */
+static void kv_attend_few(const struct kv_span *s)
 {
-    kv_attend_tile(V_ROWS, s, q0);
+    const uint32_t n = s->a->n_query;
+
+    if (n == 1)
+        kv_attend_one(s);
+    else if (n > KV_FOUR)
+        kv_attend_full(s);
+    else if (n > 1)
+        kv_attend_four(s);
 }
 
 /* The sides of a, with places in scratch for weights and sums of n_row queries and for scales. */
@@ -451,28 +558,6 @@ static void kv_span_make(struct kv_span *s, const struct esp_attend *a, size_t n
     s->v.levels = turbo ? esp_turbo_codebook_of(scheme)->levels : kv_counting;
     s->next = s->k;
     s->next.rows = a->k_next;
-}
-
-/* All queries, a tile at a time; s is made for a tile. */
-static void kv_attend_tiles(const struct kv_span *s)
-{
-    for (size_t q = 0; q < s->a->n_query;) {
-        const size_t left = s->a->n_query - q;
-
-        if (left >= V_ROWS && left != 4) {
-            kv_attend_full(s, q);
-            q += V_ROWS;
-        } else if (left >= 4) {
-            kv_attend_four(s, q);
-            q += 4;
-        } else if (left >= 2) {
-            kv_attend_two(s, q);
-            q += 2;
-        } else {
-            kv_attend_one(s, q);
-            q++;
-        }
-    }
 }
 
 #endif

@@ -27,8 +27,8 @@ V_INLINE void kv_decode_raw(int raw, int biased, const struct kv_side *s, uint32
 
     for (uint32_t t = t0; t < t1; t++) {
         const uint8_t *row = s->rows + t * s->row_bytes;
-        const float *scale = s->scale + (size_t)t * s->n_unit;
-        const float *bias = biased ? s->bias + (size_t)t * s->n_unit : NULL;
+        const float *scale = s->scale + (size_t)(t - t0) * s->n_unit;
+        const float *bias = biased ? s->bias + (size_t)(t - t0) * s->n_unit : NULL;
 
         for (uint32_t u = 0; u < s->n_unit; u++, out += ESP_KV_GROUP) {
             const vf by = vf_set1(scale[u]), plus = biased ? vf_set1(bias[u]) : vf_zero();
@@ -261,7 +261,7 @@ static void attend_codes(const struct esp_attend *a, float *scratch)
         part.n_query = left - part.n_query;
     }
     kv_span_make(&s, &part, KV_ROWS, scratch);
-    kv_attend_tiles(&s);
+    kv_attend_few(&s);
 }
 
 #endif

@@ -11,6 +11,12 @@ void esp_kernels_init_avx512vbmi(struct esp_kernels *k)
     esp_trellis_init_avx512vbmi(k);
 }
 
+void esp_kernels_init_amx(struct esp_kernels *k)
+{
+    esp_affine_int_init_avx512amx(k);
+    esp_trellis_init_avx512amx(k);
+}
+
 void esp_kernels_init_avx2(struct esp_kernels *k)
 {
     esp_dense_init_avx2(k);

@@ -15,6 +15,9 @@
 #define V_UNROLL _Pragma("GCC unroll 16")
 #endif
 
+/* v is in a register from here on: else a compiler short of registers reads it from memory at every use. */
+#define V_KEEP(v) __asm__("" : "+v"(v))
+
 #include <immintrin.h>
 #include <stdint.h>
 

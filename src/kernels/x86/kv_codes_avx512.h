@@ -12,6 +12,7 @@
 
 struct kv_lut {
     vi at, shift; /* byte of each code in its 128 bits, and bit in that byte */
+    vi second;    /* 3 bits: bit of the code 16 further on, whose bytes come in the high half of a lane */
     vf low, high; /* levels, repeated when fewer than 16 */
     const float *levels;
 };
@@ -29,13 +30,15 @@ V_INLINE struct kv_lut kv_lut_make(int raw, const float *levels)
 
         at[4 * i] = (uint8_t)(bit / 8);
         at[4 * i + 1] = bit % 8 + bits > 8 ? (uint8_t)(bit / 8 + 1) : 0x80; /* 0x80: zero */
-        at[4 * i + 2] = at[4 * i + 3] = 0x80;
+        at[4 * i + 2] = raw == KV_RAW_3 ? (uint8_t)(at[4 * i] + 6) : 0x80;
+        at[4 * i + 3] = raw == KV_RAW_3 && at[4 * i + 1] != 0x80 ? (uint8_t)(at[4 * i + 1] + 6) : 0x80;
         shift[i] = raw == KV_RAW_2 ? bit : bit % 8;
     }
     for (int i = 0; i < 32; i++)
         t[i] = bits <= 5 ? levels[i & ((1 << bits) - 1)] : 0;
     l.at = _mm512_loadu_si512(at);
     l.shift = _mm512_loadu_si512(shift);
+    l.second = _mm512_add_epi32(l.shift, _mm512_set1_epi32(16));
     l.low = vf_load(t);
     l.high = vf_load(t + VW);
     return l;
@@ -73,7 +76,13 @@ V_INLINE vf kv_raw(int raw, const uint8_t *row, size_t j, const struct kv_lut *l
         code = _mm512_srlv_epi32(_mm512_set1_epi32((int32_t)kv_load32(p)), l->shift);
         return vf_lanes(l->low, code);
     }
-    if (raw == KV_RAW_3 || raw == KV_RAW_4)
+    if (raw == KV_RAW_3) { /* one shuffle for both vectors of a unit */
+        const __m128i unit = _mm_loadu_si128((const __m128i *)(const void *)(row + j / 2 * 12));
+
+        code = _mm512_shuffle_epi8(_mm512_broadcast_i32x4(unit), l->at);
+        return vf_lanes(l->low, _mm512_srlv_epi32(code, j % 2 ? l->second : l->shift));
+    }
+    if (raw == KV_RAW_4)
         code = _mm512_set1_epi64((int64_t)kv_load64(p)); /* from memory: no shuffle */
     else if (raw == KV_RAW_5)
         code = _mm512_broadcast_i32x4(

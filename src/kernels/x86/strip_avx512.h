@@ -24,6 +24,7 @@ enum {
     HALVES = 2,
     STRIP = HALVES * VW, /* outputs */
     STRIP_UNIT = 32,     /* inputs */
+    STRIP_AHEAD = 8192,  /* bytes asked for ahead of use */
     STRIP_PIECES = 8,    /* of a unit */
     STRIP_RUN = 1024,    /* inputs packed at once: whole groups of each size */
     STRIP_RUN_BYTES = STRIP_RUN * STRIP + STRIP_RUN / 32 * 2 * STRIP * 4, /* 8 bits, f32 scales, group 32 */
@@ -164,6 +165,13 @@ V_INLINE uint8_t *strip_pack_run(const struct esp_weight *w, int bits, uint32_t 
 }
 
 /* ---- unpacking ---- */
+
+V_INLINE void strip_prefetch(const uint8_t *p, int lines)
+{
+    V_UNROLL
+    for (int i = 0; i < lines; i++)
+        _mm_prefetch((const char *)((uintptr_t)p + STRIP_AHEAD + 64 * (size_t)i), _MM_HINT_T0);
+}
 
 /* Bits of piece p in a plane of n bits at its place `from` in the code. */
 V_INLINE vi strip_field(const uint8_t *plane, int p, int n, int from)

@@ -11,9 +11,16 @@
 #define T_ROWS 4 /* 16 accumulators of 32 registers */
 
 #include "kernels/x86/parts.h"
+#include "kernels/x86/trellis_int_avx512.h"
 #include "kernels/x86/trellis_tiles.h"
 
 void esp_trellis_init_avx512vbmi(struct esp_kernels *k)
 {
     trellis_init(k);
+}
+
+void esp_trellis_int_avx512vbmi(const struct esp_weight *w, const void *act, uint32_t n_row, uint32_t o0,
+                                uint32_t o1, float *y, size_t ldy)
+{
+    t_product_int(w, act, n_row, o0, o1, y, ldy);
 }

@@ -449,4 +449,15 @@ V_INLINE const struct t_decoder *t_decoder_of(int k)
     return &T_DECODERS[k >= 2 && k <= 4 ? k - 2 : 3];
 }
 
+/* ---- paths ---- */
+
+enum t_path { T_ONE1, T_MANY1, T_ONE0, T_MANY0, T_TURNED, T_PATHS };
+
+#define T_INT_PATHS                                                                                          \
+    [T_ONE1] = {"bytes of hashes times activations, four outputs", ESP_SHAPE_AXIS1, 1},                      \
+    [T_MANY1] = {"values by block, tiles of four outputs", ESP_SHAPE_AXIS1, 2},                              \
+    [T_ONE0] = {"bytes of hashes times activations, an output a lane", ESP_SHAPE_AXIS0, 1},                  \
+    [T_MANY0] = {"values by strip, an output a lane", ESP_SHAPE_AXIS0, 2},                                   \
+    [T_TURNED] = {"values by block, turned, an output a lane", ESP_SHAPE_AXIS1, T_ROWS + 1}
+
 #endif

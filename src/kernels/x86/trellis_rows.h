@@ -36,13 +36,13 @@ V_INLINE size_t t_head(uint32_t n_in)
     return (t_blocks(n_in) + 15) / 16 * 16;
 }
 
-static size_t t_int_bytes(uint32_t n_in, uint32_t group)
+V_INLINE size_t t_int_bytes(uint32_t n_in, uint32_t group)
 {
     (void)group;
     return 8 * t_head(n_in) + sizeof(int16_t) * T_BLOCK * t_blocks(n_in);
 }
 
-static size_t t_float_bytes(uint32_t n_in, uint32_t group)
+V_INLINE size_t t_float_bytes(uint32_t n_in, uint32_t group)
 {
     (void)group;
     return sizeof(float) * T_BLOCK * t_blocks(n_in);
@@ -114,31 +114,6 @@ V_INLINE void t_prepare_float(const struct esp_weight *w, const float *x, int bf
             vf_store(out + b * T_BLOCK + i,
                      w->axis ? t_reverse(vf_load(z + T_BLOCK - VW - i)) : vf_load(z + i));
     }
-}
-
-static void t_prepare_f32(const struct esp_weight *w, const float *x, size_t ldx, uint32_t n_row, void *out)
-{
-    for (size_t r = 0; r < n_row; r++)
-        t_prepare_float(w, x + r * ldx, 0, (float *)out + r * T_BLOCK * t_blocks(w->n_in));
-}
-
-static void t_prepare_bf16(const struct esp_weight *w, const float *x, size_t ldx, uint32_t n_row, void *out)
-{
-    for (size_t r = 0; r < n_row; r++)
-        t_prepare_float(w, x + r * ldx, 1, (float *)out + r * T_BLOCK * t_blocks(w->n_in));
-}
-
-static void t_prepare_int8(const struct esp_weight *w, const float *x, size_t ldx, uint32_t n_row, void *out)
-{
-    for (size_t r = 0; r < n_row; r++)
-        t_prepare_int(w, x + r * ldx, 127, t_row_at((uint8_t *)out + r * t_int_bytes(w->n_in, 0), w->n_in));
-}
-
-static void t_prepare_int8x2(const struct esp_weight *w, const float *x, size_t ldx, uint32_t n_row,
-                             void *out)
-{
-    for (size_t r = 0; r < n_row; r++)
-        t_prepare_int(w, x + r * ldx, 16256, t_row_at((uint8_t *)out + r * t_int_bytes(w->n_in, 0), w->n_in));
 }
 
 #endif

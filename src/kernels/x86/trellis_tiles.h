@@ -375,16 +375,32 @@ static void many1(int ints, int turns, const struct t_decoder *d, const struct t
 
 /* ---- the table's entries ---- */
 
-enum t_path { T_ONE1, T_MANY1, T_ONE0, T_MANY0, T_TURNED, T_PATHS };
+static void t_prepare_f32(const struct esp_weight *w, const float *x, size_t ldx, uint32_t n_row, void *out)
+{
+    for (size_t r = 0; r < n_row; r++)
+        t_prepare_float(w, x + r * ldx, 0, (float *)out + r * T_BLOCK * t_blocks(w->n_in));
+}
 
-static const struct esp_path t_int_paths[] = {
-    [T_ONE1] = {"bytes of hashes times activations, four outputs", ESP_SHAPE_AXIS1, 1},
-    [T_MANY1] = {"values by block, tiles of four outputs", ESP_SHAPE_AXIS1, 2},
-    [T_TURNED] = {"values by block, turned, an output a lane", ESP_SHAPE_AXIS1, T_ROWS + 1},
-    [T_ONE0] = {"bytes of hashes times activations, an output a lane", ESP_SHAPE_AXIS0, 1},
-    [T_MANY0] = {"values by strip, an output a lane", ESP_SHAPE_AXIS0, 2},
-    [T_PATHS] = {NULL, ESP_SHAPE_ANY, 0},
-};
+static void t_prepare_bf16(const struct esp_weight *w, const float *x, size_t ldx, uint32_t n_row, void *out)
+{
+    for (size_t r = 0; r < n_row; r++)
+        t_prepare_float(w, x + r * ldx, 1, (float *)out + r * T_BLOCK * t_blocks(w->n_in));
+}
+
+static void t_prepare_int8(const struct esp_weight *w, const float *x, size_t ldx, uint32_t n_row, void *out)
+{
+    for (size_t r = 0; r < n_row; r++)
+        t_prepare_int(w, x + r * ldx, 127, t_row_at((uint8_t *)out + r * t_int_bytes(w->n_in, 0), w->n_in));
+}
+
+static void t_prepare_int8x2(const struct esp_weight *w, const float *x, size_t ldx, uint32_t n_row,
+                             void *out)
+{
+    for (size_t r = 0; r < n_row; r++)
+        t_prepare_int(w, x + r * ldx, 16256, t_row_at((uint8_t *)out + r * t_int_bytes(w->n_in, 0), w->n_in));
+}
+
+static const struct esp_path t_int_paths[] = {T_INT_PATHS, [T_PATHS] = {NULL, ESP_SHAPE_ANY, 0}};
 
 static const struct esp_path t_float_paths[] = {
     {"values by block in f32, tiles of four outputs", ESP_SHAPE_AXIS1, 1},

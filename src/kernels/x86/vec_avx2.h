@@ -19,6 +19,7 @@ typedef __m256i vi;
 typedef __m256 vm;
 
 enum { VW = 8 };
+#define VW_8   1
 #define V_ROWS 3 /* 12 accumulators of 16 registers */
 
 V_INLINE vf vf_zero(void)
@@ -166,6 +167,17 @@ V_INLINE __m128 vf_sum4(vf a, vf b, vf c, vf d)
     const vf s = _mm256_hadd_ps(h, h);   /* a c a c | b d b d */
 
     return _mm_unpacklo_ps(_mm256_castps256_ps128(s), _mm256_extractf128_ps(s, 1));
+}
+
+/* Eight such sums, each by the same tree, in order. */
+V_INLINE vf vf_sum8(vf a, vf b, vf c, vf d, vf e, vf f, vf g, vf h)
+{
+    const vf ae = _mm256_add_ps(_mm256_blend_ps(a, e, 0xf0), _mm256_permute2f128_ps(a, e, 0x21));
+    const vf bf = _mm256_add_ps(_mm256_blend_ps(b, f, 0xf0), _mm256_permute2f128_ps(b, f, 0x21));
+    const vf cg = _mm256_add_ps(_mm256_blend_ps(c, g, 0xf0), _mm256_permute2f128_ps(c, g, 0x21));
+    const vf dh = _mm256_add_ps(_mm256_blend_ps(d, h, 0xf0), _mm256_permute2f128_ps(d, h, 0x21));
+
+    return _mm256_hadd_ps(_mm256_hadd_ps(ae, bf), _mm256_hadd_ps(cg, dh));
 }
 
 V_INLINE float vf_sum(vf a)

@@ -9,7 +9,7 @@
 #define ESP_BACKEND_CUDA_PLUGIN_CODED_CUH
 
 #include "backend/cuda/plugin/coded.h"
-#include "backend/cuda/plugin/linear.cuh"
+#include "backend/cuda/plugin/operand.cuh"
 
 /* Both terms or all three of a step of a block: NT groups of 8 rows by TERMS. */
 template <int TERMS, int NT>

@@ -6,6 +6,7 @@
  * SPDX-License-Identifier: MIT
  */
 #include "backend/cuda/plugin/coded.cuh"
+#include "backend/cuda/plugin/linear.cuh"
 #include "backend/cuda/plugin/start.cuh"
 
 static __global__ void add_coded_parts(const float *parts, const __grid_constant__ cu_weight w,
@@ -51,61 +52,66 @@ static void few_coded(cudaStream_t s, const cu_linears *l, const cu_act *x, uint
     add_up(s, &part, &rows, n_row);
 }
 
-/* A range of tiles at a time: expanded, multiplied. */
-template <int TERMS>
-static void tiled_coded(cudaStream_t s, const cu_linears *l, uint32_t i, const cu_act *x, uint32_t n_row,
-                        uint8_t *values, size_t values_bytes)
+/* More rows: through code values, a range of a weight's tiles at a time as they find room. */
+struct coded_job {
+    cudaStream_t s;
+    const cu_linears *l;
+    const cu_act *x;
+    uint32_t n_row;
+    uint8_t *values;
+    size_t values_bytes;
+};
+
+/* multiply(one, n_split): products of a range of weight i; apart: its parts get blocks of their own. */
+template <class F> static void by_values(const coded_job &j, uint32_t i, bool apart, F multiply)
 {
-    const cu_weight *w = &l->w[i];
-    const uint32_t rows = (n_row + TILED_ROWS - 1) / TILED_ROWS;
-    const size_t most = values_bytes / ((size_t)w->n_quad * 4096) / 16 * 16;
-    const bool split = rows * ((w->n_tile + TILED_TILES - 1) / TILED_TILES) < 96 &&
-                       (size_t)w->n_part * n_row * w->n_out * sizeof(float) <= l->parts_bytes;
-    cu_linears one = *l;
+    const cu_weight *w = &j.l->w[i];
+    const size_t most = j.values_bytes / ((size_t)w->n_quad * 4096) / 16 * 16;
+    const bool split =
+        apart && (size_t)w->n_part * j.n_row * w->n_out * sizeof(float) <= j.l->parts_bytes;
+    cu_linears one = *j.l;
 
     one.n = 1;
-    one.y[0] = l->y[i];
+    one.y[0] = j.l->y[i];
     for (uint32_t tile = 0; tile < w->n_tile; tile += one.w[0].n_tile) {
         const uint32_t left = w->n_tile - tile;
 
-        one.w[0] = cu_expand(s, w, tile, left < most ? left : (uint32_t)most, values);
-        tiled<CU_VALUES, TERMS><<<dim3(rows, count_blocks(&one, TILED_TILES), split ? w->n_part : 1),
-                                  TILED_THREADS, tiled_shared<TERMS>::bytes, s>>>(one, *x, n_row);
+        one.w[0] = cu_expand(j.s, w, tile, left < most ? left : (uint32_t)most, j.values);
+        multiply(one, split ? w->n_part : 1);
     }
     one.w[0] = *w;
     if (split)
-        add_up(s, &one, x, n_row);
+        add_up(j.s, &one, j.x, j.n_row);
 }
 
-static void wide_coded(cudaStream_t s, const cu_linears *l, uint32_t i, const cu_act *x, uint32_t n_row,
-                       uint8_t *values, size_t values_bytes)
+template <int TERMS> static void tiled_coded(const coded_job &j, uint32_t i)
 {
-    const cu_weight *w = &l->w[i];
-    const size_t most = values_bytes / ((size_t)w->n_quad * 4096) / 16 * 16;
-    const uint32_t items = (w->n_tile + 15) / 16 * ((n_row + CU_WIDE_ROWS - 1) / CU_WIDE_ROWS);
-    const bool split = items * 2 < l->n_multiprocessor &&
-                       (size_t)w->n_part * n_row * w->n_out * sizeof(float) <= l->parts_bytes;
-    cu_linears one = *l;
+    const uint32_t rows = (j.n_row + TILED_ROWS - 1) / TILED_ROWS;
+    const bool apart = rows * ((j.l->w[i].n_tile + TILED_TILES - 1) / TILED_TILES) < FILL_BLOCKS;
 
-    one.n = 1;
-    one.y[0] = l->y[i];
-    for (uint32_t tile = 0; tile < w->n_tile; tile += one.w[0].n_tile) {
-        const uint32_t left = w->n_tile - tile;
+    by_values(j, i, apart, [&](const cu_linears &one, uint32_t n_split) {
+        tiled<CU_VALUES, TERMS><<<dim3(rows, count_blocks(&one, TILED_TILES), n_split), TILED_THREADS,
+                                  tiled_shared<TERMS>::bytes, j.s>>>(one, *j.x, j.n_row);
+    });
+}
 
-        one.w[0] = cu_expand(s, w, tile, left < most ? left : (uint32_t)most, values);
-        cu_wide_values(s, &one, x, n_row, split ? w->n_part : 1);
-    }
-    one.w[0] = *w;
-    if (split)
-        add_up(s, &one, x, n_row);
+static void wide_coded(const coded_job &j, uint32_t i)
+{
+    const uint32_t items = (j.l->w[i].n_tile + 15) / 16 * ((j.n_row + CU_WIDE_ROWS - 1) / CU_WIDE_ROWS);
+
+    by_values(j, i, items * 2 < j.l->n_multiprocessor, [&](const cu_linears &one, uint32_t n_split) {
+        cu_wide_values(j.s, &one, j.x, j.n_row, n_split);
+    });
 }
 
 void cu_linear_coded(cudaStream_t s, const struct cu_linears *l, const struct cu_act *x, uint32_t n_row,
                      uint8_t *values, size_t values_bytes)
 {
+    const coded_job j = {s, l, x, n_row, values, values_bytes};
+
     if (x->wide) {
         for (uint32_t i = 0; i < l->n; i++)
-            wide_coded(s, l, i, x, n_row, values, values_bytes);
+            wide_coded(j, i);
         return;
     }
     if (n_row <= CU_FEW_ROWS || !l->tiled) {
@@ -115,11 +121,11 @@ void cu_linear_coded(cudaStream_t s, const struct cu_linears *l, const struct cu
     }
     for (uint32_t i = 0; i < l->n; i++)
         if (x->n_term == 3)
-            tiled_coded<3>(s, l, i, x, n_row, values, values_bytes);
+            tiled_coded<3>(j, i);
         else if (x->n_term == 1)
-            tiled_coded<1>(s, l, i, x, n_row, values, values_bytes);
+            tiled_coded<1>(j, i);
         else
-            tiled_coded<2>(s, l, i, x, n_row, values, values_bytes);
+            tiled_coded<2>(j, i);
 }
 
 cudaError_t cu_linear_setup_coded(void)

@@ -11,8 +11,9 @@
 #ifndef ESP_BACKEND_CUDA_PLUGIN_STREAM_CUH
 #define ESP_BACKEND_CUDA_PLUGIN_STREAM_CUH
 
-#include "backend/cuda/plugin/linear.cuh"
+#include "backend/cuda/plugin/operand.cuh"
 #include "backend/cuda/plugin/stream_out.cuh"
+#include "backend/cuda/plugin/stream_rows.cuh"
 
 /* What is copied at once, half a quad or a whole one, and its bytes of a tile. */
 template <int FMT> struct stream_unit;
@@ -100,118 +101,7 @@ static __device__ __forceinline__ void stream_fetch(stream_cursor<RT> *c, const 
     asm volatile("cp.async.commit_group;" ::: "memory");
 }
 
-/* ---- activations ---- */
-
-/* Bytes of one row's terms and sums in shared memory, of a warp. */
-static __host__ __device__ __forceinline__ uint32_t stream_row_bytes(uint32_t part_quads, uint32_t n_term)
-{
-    return part_quads * 4 * (n_term * 64 + 4);
-}
-
-static __device__ __forceinline__ float stream_sum(const cu_act &x, uint32_t kb, uint32_t row)
-{
-    const float *at = x.sums + (size_t)kb * x.max_row + row;
-    const float v = *at;
-
-    return x.more ? v + x.more[at - x.sums] : v;
-}
-
-/* Chunk c, of 16 bytes, of row 0's terms from block kb0 on: [block][term][64 bytes]. */
-template <int TERMS>
-static __device__ __forceinline__ const uint16_t *stream_chunk(const cu_act &x, uint32_t kb0, uint32_t c)
-{
-    const uint32_t kb = c / (4 * TERMS), i = c / 4 % TERMS;
-
-    return (i ? x.t[TERMS - 1] : x.t[0]) + (kb0 + kb) * 32 + (c & 3) * 8;
-}
-
-/* Row 0 of blocks [kb0, kb0 + n) to the warp's room, terms and sums: first weights are not waited for. */
-template <int TERMS>
-static __device__ __forceinline__ void stream_take_row(uint8_t *to, float *sums, const cu_act &x,
-                                                       uint32_t kb0, uint32_t n)
-{
-    const uint32_t lane = threadIdx.x & 31, chunks = n * TERMS * 4;
-
-    for (uint32_t c0 = 0; c0 < chunks; c0 += 32 * 5) {
-        uint4 v[5];
-
-#pragma unroll
-        for (int j = 0; j < 5; j++)
-            if (c0 + j * 32 + lane < chunks)
-                v[j] = *reinterpret_cast<const uint4 *>(stream_chunk<TERMS>(x, kb0, c0 + j * 32 + lane));
-#pragma unroll
-        for (int j = 0; j < 5; j++)
-            if (c0 + j * 32 + lane < chunks)
-                *reinterpret_cast<uint4 *>(to + (size_t)(c0 + j * 32 + lane) * 16) = v[j];
-    }
-    for (uint32_t k = lane; k < n; k += 32)
-        sums[k] = stream_sum(x, kb0 + k, 0);
-    __syncwarp();
-}
-
-/* The same by two teams together, in long rows: all is under way at once, weights that were started too. */
-template <int TERMS>
-static __device__ __forceinline__ void stream_take_long_row(uint8_t *to, float *sums, const cu_act &x,
-                                                            uint32_t kb0, uint32_t n, uint32_t team)
-{
-    const uint32_t lane = (threadIdx.x & 31) + team * 32;
-    const uint32_t at = (uint32_t)__cvta_generic_to_shared(to);
-
-    for (uint32_t c = lane; c < n * TERMS * 4; c += 64)
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(at + c * 16),
-                     "l"(stream_chunk<TERMS>(x, kb0, c))
-                     : "memory");
-    asm volatile("cp.async.commit_group;" ::: "memory");
-    for (uint32_t k = lane; k < n; k += 64)
-        sums[k] = stream_sum(x, kb0 + k, 0);
-    asm volatile("cp.async.wait_group 0;" ::: "memory");
-    __syncthreads();
-}
-
-/* Activations of blocks kb, kb + 1 and their sum; ONE: from the warp's room, of which `at` is block kb. */
-template <int TERMS, int NT> struct stream_rows {
-    uint4 x[2][NT][TERMS];
-    float2 sum[NT];
-};
-
-template <int FMT, int TERMS, int NT, bool ONE>
-static __device__ __forceinline__ void stream_load_rows(stream_rows<TERMS, NT> *to, const uint8_t *at,
-                                                        const float *sums, const cu_act &x, uint32_t row0,
-                                                        uint32_t n_row, uint32_t kb)
-{
-    const uint32_t lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
-
-#pragma unroll
-    for (int n = 0; n < NT; n++) {
-        const uint32_t row = min(row0 + n * 8 + g, n_row - 1); /* columns past the last row are not stored */
-
-#pragma unroll
-        for (int jj = 0; jj < 2; jj++)
-#pragma unroll
-            for (int i = 0; i < TERMS; i++)
-                to->x[jj][n][i] = ONE ? *reinterpret_cast<const uint4 *>(at + (jj * TERMS + i) * 64 + t * 16)
-                                      : *reinterpret_cast<const uint4 *>(x.t[i] + (size_t)row * x.ld +
-                                                                         (kb + jj) * 32 + 8 * t);
-        if (is_dense(FMT))
-            continue;
-        if (ONE) {
-            to->sum[n].x = to->sum[n].y = sums[0] + sums[1];
-            continue;
-        }
-        const size_t s = (size_t)kb * x.max_row + row0 + n * 8 + 2 * t;
-        float2 a = *reinterpret_cast<const float2 *>(x.sums + s),
-               b = *reinterpret_cast<const float2 *>(x.sums + s + x.max_row);
-
-        if (x.more) {
-            const float2 c = *reinterpret_cast<const float2 *>(x.more + s),
-                         d = *reinterpret_cast<const float2 *>(x.more + s + x.max_row);
-
-            a = make_float2(a.x + c.x, a.y + c.y);
-            b = make_float2(b.x + d.x, b.y + d.y);
-        }
-        to->sum[n] = make_float2(a.x + b.x, a.y + b.y);
-    }
-}
+/* ---- a unit ---- */
 
 /* Two blocks of RT tiles: raw is what half a quad holds of a lane. ONE: only the column of row 0 counts. */
 template <int FMT, int TERMS, int NT, int RT, bool ONE>
@@ -256,11 +146,16 @@ stream_half(float (&acc)[RT][NT][4], const uint4 (&raw)[RT][half_quad<FMT>::load
     }
 }
 
-/* Unit u, the at-th of the part, out of a slot. */
+/*
+ * Unit `at` of a part, out of a slot. Several rows: their activations come from the caches, those of the half
+ * quad that follows are under way while `rows` are used; block kb0 is the part's first, and after its n_half
+ * comes the next tile's first.
+ */
 template <int FMT, int TERMS, int NT, int RT, bool ONE>
-static __device__ __forceinline__ void stream_slot(float (&acc)[RT][NT][4], const uint8_t *slot,
-                                                   const uint8_t *row, const float *row_sums, uint32_t at,
-                                                   uint32_t u, const cu_act &x, uint32_t row0, uint32_t n_row)
+static __device__ __forceinline__ void
+stream_slot(float (&acc)[RT][NT][4], const uint8_t *slot, const uint8_t *row, const float *row_sums,
+            stream_rows<TERMS, NT> *ahead, uint32_t at, uint32_t kb0, uint32_t n_half, const cu_act &x,
+            uint32_t row0, uint32_t n_row)
 {
     typedef stream_unit<FMT> unit;
     enum { LH = half_quad<FMT>::loads };
@@ -268,13 +163,13 @@ static __device__ __forceinline__ void stream_slot(float (&acc)[RT][NT][4], cons
 
 #pragma unroll
     for (int h = 0; h < unit::halves; h++) {
-        const uint32_t here = at * unit::halves + h; /* half quads of the part */
-        stream_rows<TERMS, NT> rows;
+        const uint32_t here = at * unit::halves + h, next = here + 1 == n_half ? 0 : here + 1;
+        stream_rows<TERMS, NT> rows = *ahead;
         uint4 raw[RT][LH];
         uint2 sc[RT];
 
-        stream_load_rows<FMT, TERMS, NT, ONE>(&rows, row + here * (2 * TERMS * 64), row_sums + here * 2, x,
-                                              row0, n_row, (u * unit::halves + h) * 2);
+        stream_load_rows<FMT, TERMS, NT, ONE>(ONE ? &rows : ahead, row + here * (2 * TERMS * 64),
+                                              row_sums + here * 2, x, row0, n_row, kb0 + next * 2);
 #pragma unroll
         for (int r = 0; r < RT; r++) {
 #pragma unroll
@@ -344,6 +239,8 @@ static __global__ void __launch_bounds__(32 * CU_PARTS * TEAMS, stream_resident(
     uint8_t *row = shared + room::ring + part * stream_row_bytes(l.w[0].part_quads, TERMS);
     float *row_sums = reinterpret_cast<float *>(row + l.w[0].part_quads * 4 * TERMS * 64);
     uint32_t slot = 0, flip = 0;
+    const uint32_t kb0 = u0 * 2 * unit::halves, n_half = (u1 - u0) * unit::halves;
+    stream_rows<TERMS, NT> rows = {};
     stream_cursor<RT> ahead;
 
     stream_aim<FMT, RT, PAIR>(&ahead, l, first, u0);
@@ -358,10 +255,11 @@ static __global__ void __launch_bounds__(32 * CU_PARTS * TEAMS, stream_resident(
     if (k.order == CU_STREAM_FIRST)
         cu_let_next_start();
     if (ONE && TEAMS > 1)
-        stream_take_long_row<TERMS>(row, row_sums, x, u0 * 2 * unit::halves, (u1 - u0) * 2 * unit::halves,
-                                    team);
+        stream_take_long_row<TERMS>(row, row_sums, x, kb0, n_half * 2, team);
     else if (ONE)
-        stream_take_row<TERMS>(row, row_sums, x, u0 * 2 * unit::halves, (u1 - u0) * 2 * unit::halves);
+        stream_take_row<TERMS>(row, row_sums, x, kb0, n_half * 2);
+    else if (n_half)
+        stream_load_rows<FMT, TERMS, NT, ONE>(&rows, row, row_sums, x, row0, n_row, kb0);
     for (uint32_t i = first; i < n_group; i += stride, flip ^= 1) {
         float acc[RT][NT][4] = {};
 
@@ -373,10 +271,10 @@ static __global__ void __launch_bounds__(32 * CU_PARTS * TEAMS, stream_resident(
 
                 asm volatile("cp.async.wait_group %0;" ::"n"(DEPTH - 2) : "memory");
                 __syncwarp(); /* what other lanes copied has arrived too */
-                stream_slot<FMT, TERMS, NT, RT, ONE>(acc, own + slot * room::slot, row, row_sums, u - u0, u,
-                                                     x, row0, n_row);
-                stream_slot<FMT, TERMS, NT, RT, ONE>(acc, own + second * room::slot, row, row_sums,
-                                                     u + 1 - u0, u + 1, x, row0, n_row);
+                stream_slot<FMT, TERMS, NT, RT, ONE>(acc, own + slot * room::slot, row, row_sums, &rows,
+                                                     u - u0, kb0, n_half, x, row0, n_row);
+                stream_slot<FMT, TERMS, NT, RT, ONE>(acc, own + second * room::slot, row, row_sums, &rows,
+                                                     u + 1 - u0, kb0, n_half, x, row0, n_row);
                 __syncwarp(); /* all have read the slots */
                 stream_fetch<FMT, RT, PAIR>(&ahead, l, own_at + slot * room::slot, u0, u1, n_group, stride);
                 stream_fetch<FMT, RT, PAIR>(&ahead, l, own_at + second * room::slot, u0, u1, n_group, stride);
@@ -386,8 +284,8 @@ static __global__ void __launch_bounds__(32 * CU_PARTS * TEAMS, stream_resident(
         for (; u < u1; u++) {
             asm volatile("cp.async.wait_group %0;" ::"n"(DEPTH - 1) : "memory");
             __syncwarp();
-            stream_slot<FMT, TERMS, NT, RT, ONE>(acc, own + slot * room::slot, row, row_sums, u - u0, u, x,
-                                                 row0, n_row);
+            stream_slot<FMT, TERMS, NT, RT, ONE>(acc, own + slot * room::slot, row, row_sums, &rows, u - u0,
+                                                 kb0, n_half, x, row0, n_row);
             __syncwarp();
             stream_fetch<FMT, RT, PAIR>(&ahead, l, own_at + slot * room::slot, u0, u1, n_group, stride);
             slot = slot + 1 == DEPTH ? 0 : slot + 1;
@@ -466,9 +364,6 @@ template <> struct stream_depth<CU_Q4, 1, 1, false> {
 template <> struct stream_depth<CU_Q4, 2, 2, false> {
     enum { deep = 3 };
 };
-template <> struct stream_depth<CU_Q4, 1, 4, false> {
-    enum { deep = 4 };
-};
 template <> struct stream_depth<CU_Q4, 2, 4, false> {
     enum { deep = 3 };
 };
@@ -510,16 +405,18 @@ static void stream_some(cudaStream_t s, const cu_stream *k, const cu_act *x, uin
     stream_start<FMT, TERMS, NT, RT, stream_depth<FMT, NT, RT, false>::deep, false, PAIR, 1>(s, k, x, n_row);
 }
 
-/* Tiles at once for 9 to 16 rows of wide products: with few bytes of weights rows are what has to be saved. */
-template <int FMT> static constexpr int stream_wide(void)
-{
-    return FMT == CU_Q4 ? 4 : 2;
-}
+/*
+ * Tiles at once of wide products. Up to 8 rows: codes want two blocks a multiprocessor, as they take work to
+ * decode. 9 to 16 rows: with few bytes of weights rows are what has to be saved.
+ */
+template <int FMT> struct stream_tiles {
+    enum { few = FMT == CU_Q4 ? 2 : 4, wide = FMT == CU_Q4 ? 4 : 2 };
+};
 
 template <int FMT, int TERMS>
 static void stream_launch_terms(cudaStream_t s, const cu_stream *k, const cu_act *x, uint32_t n_row)
 {
-    enum { WIDE = stream_wide<FMT>() };
+    enum { FEW = stream_tiles<FMT>::few, WIDE = stream_tiles<FMT>::wide };
     typedef stream_room<FMT, TERMS, 1, 1, stream_depth<FMT, 1, 1, true>::shallow, true, 2> most;
     const bool one = n_row == 1 && most::bytes(k->l) <= CU_TILED_SHARED;
     /* few tiles: one at a time, so that all multiprocessors have about as many */
@@ -532,9 +429,9 @@ static void stream_launch_terms(cudaStream_t s, const cu_stream *k, const cu_act
     else if (one)
         stream_one<FMT, TERMS, 1, false>(s, k, x);
     else if (n_row <= 8 && k->swiglu)
-        stream_some<FMT, TERMS, 1, 4, true>(s, k, x, n_row);
+        stream_some<FMT, TERMS, 1, FEW, true>(s, k, x, n_row);
     else if (n_row <= 8 && wide)
-        stream_some<FMT, TERMS, 1, 4, false>(s, k, x, n_row);
+        stream_some<FMT, TERMS, 1, FEW, false>(s, k, x, n_row);
     else if (n_row <= 8)
         stream_some<FMT, TERMS, 1, 2, false>(s, k, x, n_row);
     else if (n_row <= 16 && k->swiglu)
@@ -571,11 +468,11 @@ template <int FMT, int TERMS, int NT, int RT, bool PAIR> static cudaError_t stre
 
 template <int FMT, int TERMS> static cudaError_t stream_setup_terms(void)
 {
-    enum { WIDE = stream_wide<FMT>() };
+    enum { FEW = stream_tiles<FMT>::few, WIDE = stream_tiles<FMT>::wide };
     const cudaError_t all[] = {
         stream_allow_one<FMT, TERMS, 2, true>(),        stream_allow_one<FMT, TERMS, 2, false>(),
-        stream_allow_one<FMT, TERMS, 1, false>(),       stream_allow_some<FMT, TERMS, 1, 4, true>(),
-        stream_allow_some<FMT, TERMS, 1, 4, false>(),   stream_allow_some<FMT, TERMS, 1, 2, false>(),
+        stream_allow_one<FMT, TERMS, 1, false>(),       stream_allow_some<FMT, TERMS, 1, FEW, true>(),
+        stream_allow_some<FMT, TERMS, 1, FEW, false>(), stream_allow_some<FMT, TERMS, 1, 2, false>(),
         stream_allow_some<FMT, TERMS, 2, WIDE, true>(), stream_allow_some<FMT, TERMS, 2, WIDE, false>(),
         stream_allow_some<FMT, TERMS, 2, 2, false>(),   stream_allow_some<FMT, TERMS, 4, 2, true>(),
         stream_allow_some<FMT, TERMS, 4, 2, false>()};

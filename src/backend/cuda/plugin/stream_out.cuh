@@ -7,7 +7,7 @@
 #ifndef ESP_BACKEND_CUDA_PLUGIN_STREAM_OUT_CUH
 #define ESP_BACKEND_CUDA_PLUGIN_STREAM_OUT_CUH
 
-#include "backend/cuda/plugin/linear.cuh"
+#include "backend/cuda/plugin/operand.cuh"
 #include "backend/cuda/plugin/stream.h"
 
 /* One new row of a sequence: its channel through the convolution of delta.cu, old rows moved up by one. */

@@ -16,7 +16,7 @@
 #ifndef ESP_BACKEND_CUDA_PLUGIN_WIDE_CUH
 #define ESP_BACKEND_CUDA_PLUGIN_WIDE_CUH
 
-#include "backend/cuda/plugin/linear.cuh"
+#include "backend/cuda/plugin/operand.cuh"
 #include "backend/cuda/plugin/wide_mma.cuh"
 
 enum {
