@@ -329,7 +329,7 @@ struct kv_part {
     size_t c;
 };
 
-/* n_col vectors of columns, of whole units or inside one, of n_row sums over a part. All ints are constants. */
+/* n_col vectors of columns, of whole units or inside one, of n_row sums over a part. All ints constants. */
 V_INLINE void kv_values_columns(int raw, int biased, int n_row, int n_col, const struct kv_side *s,
                                 const struct kv_lut *lut, const struct kv_tile *tile, struct kv_part part,
                                 struct kv_far *far)
@@ -452,8 +452,7 @@ static void kv_values_one(const struct kv_span *s, const struct kv_tile *tile, u
     kv_values(s->v_raw, 1, &s->v, &s->next, tile, t0, t1);
 }
 
-/* Sums over the positions from low on, which not all queries see, and merging; m and l: of the span's weights.
- */
+/* Sums over the positions from low on, which not all queries see, and merging; m and l: of the weights. */
 static void kv_finish(const struct kv_span *s, uint32_t low, const float *m, const float *l)
 {
     const struct esp_attend *a = s->a;
