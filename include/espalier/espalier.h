@@ -217,9 +217,9 @@ typedef struct esp_engine_opts {
      * the CPU.
      */
     const char *pack;
-    uint32_t
-        aging_ms; /* who has waited so long goes before all but those of priority -100; 0: by numbers, see
-                          esp_seq_opts.priority */
+    /* Who has waited so long goes before all but those of priority -100; 0: by numbers, see
+     * esp_seq_opts.priority. */
+    uint32_t aging_ms;
 } esp_engine_opts;
 
 /* A processor that engines run on. */
