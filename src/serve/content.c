@@ -208,7 +208,10 @@ static json_t *without_keys(const json_t *v, const char *key, int depth)
     }
     if (json_is_array(v)) {
         out = json_array();
-        json_array_foreach(v, i, one) json_array_append_new(out, without_keys(one, key, depth + 1));
+        json_array_foreach(v, i, one)
+        {
+            json_array_append_new(out, without_keys(one, key, depth + 1));
+        }
         return out;
     }
     if (!json_is_object(v))

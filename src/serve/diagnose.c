@@ -83,7 +83,7 @@ static void warn_rewritten(struct esp_job *j)
 {
     static const char mark[] = "<|im_start|>assistant";
     const struct esp_ids *old = &j->s->slots[j->nearest].text;
-    size_t from = j->agreed, end = j->agreed;
+    size_t from = j->agreed, end = from;
     struct esp_strbuf text;
 
     while (end < j->prompt.n && !esp_token_is_end(j->s->model, (esp_token)j->prompt.data[end]))
