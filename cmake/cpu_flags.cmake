@@ -28,12 +28,17 @@ function(esp_set_cpu_flags target)
             set_source_files_properties(${source} PROPERTIES COMPILE_OPTIONS "${ESP_FLAGS_${CMAKE_MATCH_1}}")
         endif()
     endforeach()
-    # Where variables are, instruction by instruction, takes GCC longer to find out of unrolled kernels under a sanitizer
-    # than everything else about them; lines are known without.
+    # Kernels under GCC's sanitizers. Where variables are, instruction by instruction, takes longer to find out of unrolled
+    # kernels than everything else about them; lines are known without. The models of the tests spend most of their time in
+    # vector code: beside the address sanitizer it is optimised and left to a build of kernels alone for undefined behaviour
+    # (.ci/run ubsan), which makes a test of engine or model 2.5 times faster.
     if(ESPALIER_SANITIZE AND CMAKE_C_COMPILER_ID STREQUAL "GNU")
         foreach(source IN LISTS sources)
             if(source MATCHES "/kernels/")
                 set_property(SOURCE ${source} APPEND PROPERTY COMPILE_OPTIONS -fno-var-tracking)
+            endif()
+            if(source MATCHES "/kernels/(x86|arm)/" AND ESPALIER_SANITIZE MATCHES "address")
+                set_property(SOURCE ${source} APPEND PROPERTY COMPILE_OPTIONS -O2 -fno-sanitize=undefined)
             endif()
         endforeach()
     endif()

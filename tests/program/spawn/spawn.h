@@ -24,8 +24,8 @@ struct run_how {
     const char *signal_on; /* not before this is among the errors, whatever has been printed */
 };
 
-/* Run argv[0] with its arguments (NULL ends). Fails the test when it cannot be started or takes over a
- * minute. */
+/* Run argv[0] with its arguments (NULL ends). Fails the test when it cannot be started or is silent for a
+ * minute (five when instrumented). */
 struct run run_with(const struct run_how *how, const char *const argv[]);
 void run_free(struct run *r);
 #define RUN(how, ...) run_with(how, (const char *const[]){__VA_ARGS__, NULL})
