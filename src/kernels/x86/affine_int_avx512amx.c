@@ -190,16 +190,6 @@ V_INLINE void multiply(const struct call *c, const uint8_t *a0, const uint8_t *a
     }
 }
 
-V_INLINE void store_sums(int second, int32_t *out)
-{
-    amx_store(0, out);
-    amx_store(1, out + AMX_WORDS);
-    if (second) {
-        amx_store(2, out + 2 * AMX_WORDS);
-        amx_store(3, out + 3 * AMX_WORDS);
-    }
-}
-
 /* Rows [r, r + n), n <= 32 of one term and 16 of two, times groups [g0, g0 + n_group) of the call, whose
  * weights are at b: to tiles, while rows of `before` get their scales. */
 V_INLINE void multiply_chunk(int terms, const struct call *c, uint32_t r, uint32_t n, size_t g0,
@@ -212,7 +202,7 @@ V_INLINE void multiply_chunk(int terms, const struct call *c, uint32_t r, uint32
     for (uint32_t g = 0; g < n_group; g++, tiles += AMX_SUMS * AMX_WORDS) {
         multiply(c, a, second ? a + second : NULL, b);
         add_some(terms, c, before, part / BATCH * BATCH);
-        store_sums(second != 0, tiles);
+        amx_store_sums(second != 0, tiles);
         a += c->group * (size_t)terms;
         b += c->group * (size_t)STRIP;
     }

@@ -81,6 +81,17 @@ V_INLINE void amx_configure(uint32_t n0, uint32_t n1, uint32_t k_bytes)
     __asm__ volatile("ldtilecfg %0" ::"m"(c));
 }
 
+/* Tiles 0 and 1, and with second 2 and 3, one behind the other. */
+V_INLINE void amx_store_sums(int second, int32_t *out)
+{
+    amx_store(0, out);
+    amx_store(1, out + AMX_WORDS);
+    if (second) {
+        amx_store(2, out + 2 * AMX_WORDS);
+        amx_store(3, out + 3 * AMX_WORDS);
+    }
+}
+
 V_INLINE void amx_release(void)
 {
     __asm__ volatile("tilerelease" ::);

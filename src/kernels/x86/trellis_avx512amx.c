@@ -236,16 +236,6 @@ V_INLINE void multiply(const uint8_t *a0, const uint8_t *a1, size_t step, const 
     }
 }
 
-V_INLINE void store_sums(int second, int32_t *out)
-{
-    amx_store(0, out);
-    amx_store(1, out + AMX_WORDS);
-    if (second) {
-        amx_store(2, out + 2 * AMX_WORDS);
-        amx_store(3, out + 3 * AMX_WORDS);
-    }
-}
-
 /* Rows [r0, r0 + n_row), whose bytes are at a, times a column. */
 V_INLINE void multiply_column(int terms, const struct t_call *c, const struct column *u, uint32_t r0,
                               uint32_t n_row, const uint8_t *a)
@@ -269,7 +259,7 @@ V_INLINE void multiply_column(int terms, const struct t_call *c, const struct co
                           AMX_ROW_BYTES);
         multiply(a, a1, step, u->s->tiles[u->at / VW]);
         add_sums(terms, c, u, &before);
-        store_sums(a1 != NULL, tiles[which]);
+        amx_store_sums(a1 != NULL, tiles[which]);
         before = (struct sums){tiles[which], r0 + r, n};
     }
     add_sums(terms, c, u, &before);
@@ -323,49 +313,37 @@ static const struct esp_path paths[] = {
     {"values by strip, AMX tiles", ESP_SHAPE_AXIS0, TILE_ROWS},
     {NULL, ESP_SHAPE_ANY, 0}};
 
-static struct t_call call_of(const struct esp_weight *w, const void *act, uint32_t n_row, float *y,
-                             size_t ldy)
+V_INLINE void any_product(int terms, const struct esp_weight *w, const void *act, uint32_t n_row, uint32_t o0,
+                          uint32_t o1, float *y, size_t ldy)
 {
     const int k = (int)esp_trellis_bits(w->format);
+    const struct t_call c = {.w = w,
+                             .act = act,
+                             .act_bytes = t_int_bytes(w->n_in, 0),
+                             .n_row = n_row,
+                             .o0 = o0,
+                             .o1 = o1,
+                             .y = y,
+                             .ldy = ldy,
+                             .win = window_of(k),
+                             .k = k};
 
-    return (struct t_call){.w = w,
-                           .act = act,
-                           .act_bytes = t_int_bytes(w->n_in, 0),
-                           .n_row = n_row,
-                           .y = y,
-                           .ldy = ldy,
-                           .win = window_of(k),
-                           .k = k};
+    if (n_row < TILE_ROWS)
+        esp_trellis_int_avx512vbmi(w, act, n_row, o0, o1, y, ldy);
+    else
+        product(terms, &c);
 }
 
 static void product_int8(const struct esp_weight *w, const void *act, uint32_t n_row, uint32_t o0,
                          uint32_t o1, float *y, size_t ldy)
 {
-    struct t_call c;
-
-    if (n_row < TILE_ROWS) {
-        esp_trellis_int_avx512vbmi(w, act, n_row, o0, o1, y, ldy);
-        return;
-    }
-    c = call_of(w, act, n_row, y, ldy);
-    c.o0 = o0;
-    c.o1 = o1;
-    product(1, &c);
+    any_product(1, w, act, n_row, o0, o1, y, ldy);
 }
 
 static void product_int8x2(const struct esp_weight *w, const void *act, uint32_t n_row, uint32_t o0,
                            uint32_t o1, float *y, size_t ldy)
 {
-    struct t_call c;
-
-    if (n_row < TILE_ROWS) {
-        esp_trellis_int_avx512vbmi(w, act, n_row, o0, o1, y, ldy);
-        return;
-    }
-    c = call_of(w, act, n_row, y, ldy);
-    c.o0 = o0;
-    c.o1 = o1;
-    product(2, &c);
+    any_product(2, w, act, n_row, o0, o1, y, ldy);
 }
 
 void esp_trellis_init_avx512amx(struct esp_kernels *k)
