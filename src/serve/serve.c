@@ -8,6 +8,7 @@
 
 #include <event2/event.h>
 #include <math.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
@@ -305,13 +306,41 @@ static void close_server(struct esp_server *s)
     esp_free(s);
 }
 
+/* Writes to clients that have gone fail with EPIPE, whatever the caller makes of SIGPIPE: blocked for this thread and those
+ * it starts. Returns the mask before. */
+static sigset_t without_sigpipe(void)
+{
+    sigset_t pipe, before;
+
+    sigemptyset(&pipe);
+    sigaddset(&pipe, SIGPIPE);
+    pthread_sigmask(SIG_BLOCK, &pipe, &before);
+    return before;
+}
+
+/* The mask as it was; a signal that came meanwhile is not left for the caller. */
+static void with_mask(const sigset_t *before)
+{
+    static const struct timespec none;
+    sigset_t pipe;
+
+    sigemptyset(&pipe);
+    sigaddset(&pipe, SIGPIPE);
+    if (!sigismember(before, SIGPIPE))
+        while (sigtimedwait(&pipe, NULL, &none) > 0)
+            ;
+    pthread_sigmask(SIG_SETMASK, before, NULL);
+}
+
 esp_status esp_serve(const struct esp_serve_opts *o, esp_error *err)
 {
     struct esp_server *s = esp_alloc(sizeof *s);
+    sigset_t before;
     esp_status status;
 
     if (!s)
         return esp_fail(err, ESP_ENOMEM, "no memory for the server");
+    before = without_sigpipe();
     s->o = *o;
     status = open_server(s, err);
     if (status == ESP_OK) {
@@ -321,5 +350,6 @@ esp_status esp_serve(const struct esp_serve_opts *o, esp_error *err)
             *err = s->error;
     }
     close_server(s);
+    with_mask(&before);
     return status;
 }

@@ -9,6 +9,7 @@
 #include <netinet/in.h>
 #include <poll.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -20,7 +21,11 @@
 
 #include "base/mem.h"
 
-enum { MAX_REPLY = 64 << 20, WAIT_SECONDS = 120 };
+enum {
+    MAX_REPLY = 64 << 20,
+    PATIENCE = TEST_SANITIZED ? 300 : 60, /* seconds of one reply */
+    WAIT_SECONDS = 2 * PATIENCE
+};
 
 static pthread_mutex_t log_lock = PTHREAD_MUTEX_INITIALIZER;
 
@@ -146,6 +151,7 @@ void server_start(struct server *s)
     const double until = now() + WAIT_SECONDS;
 
     assert_non_null(r);
+    signal(SIGPIPE, SIG_DFL); /* a server must not need its caller to ignore it */
     r->s = s;
     s->thread = r;
     s->o.user = r;
@@ -341,8 +347,8 @@ static void read_body(int fd, struct reply *r, double until)
 
 struct reply client_reply(int fd, bool head_only)
 {
-    const struct timeval tv = {.tv_sec = 60};
-    const double until = now() + 60;
+    const struct timeval tv = {.tv_sec = PATIENCE};
+    const double until = now() + PATIENCE;
     struct reply r = {0};
     struct esp_strbuf head;
     char c;
