@@ -28,21 +28,23 @@ function(esp_set_cpu_flags target)
             set_source_files_properties(${source} PROPERTIES COMPILE_OPTIONS "${ESP_FLAGS_${CMAKE_MATCH_1}}")
         endif()
     endforeach()
-    # Kernels under GCC's sanitizers. Where variables are, instruction by instruction, takes longer to find out of unrolled
-    # kernels than everything else about them; lines are known without. The models of the tests spend most of their time in
-    # vector code: beside the address sanitizer it is left to a build of kernels alone for undefined behaviour (.ci/run
-    # ubsan), and what computes with plain weights is optimised, which makes a test of engine or model 2.5 times faster. The
-    # other files are so unrolled that this would take minutes each.
-    if(ESPALIER_SANITIZE AND CMAKE_C_COMPILER_ID STREQUAL "GNU")
+    # Kernels under sanitizers. A build of kernels alone has all of its sanitizer (.ci/run ubsan). In a whole one what
+    # reads weights, keys and states is as released, because nine tenths of the time of a test with a model would go to
+    # looking at each of these loads: the backend says which memory such a kernel read and wrote (base/watch.h). Fuzz
+    # targets are parsers.
+    if(ESPALIER_SANITIZE)
         foreach(source IN LISTS sources)
-            if(source MATCHES "/kernels/")
+            if(NOT source MATCHES "/kernels/")
+                continue()
+            endif()
+            if(CMAKE_C_COMPILER_ID STREQUAL "GNU") # takes longer than all else about unrolled code; lines are known without
                 set_property(SOURCE ${source} APPEND PROPERTY COMPILE_OPTIONS -fno-var-tracking)
             endif()
-            if(source MATCHES "/kernels/(x86|arm)/" AND ESPALIER_SANITIZE MATCHES "address")
+            if(ESPALIER_KERNELS_ONLY)
+            elseif(ESPALIER_FUZZ OR source MATCHES "/(affine|attend|delta|dense|linear|trellis)[^/]*$")
+                set_property(SOURCE ${source} APPEND PROPERTY COMPILE_OPTIONS -fno-sanitize=all -O2)
+            elseif(ESPALIER_SANITIZE MATCHES "undefined" AND source MATCHES "/kernels/(x86|arm)/")
                 set_property(SOURCE ${source} APPEND PROPERTY COMPILE_OPTIONS -fno-sanitize=undefined)
-                if(source MATCHES "/(attend|delta|dense|rows)_[a-z]+[0-9a-z]*\\.c$")
-                    set_property(SOURCE ${source} APPEND PROPERTY COMPILE_OPTIONS -O2)
-                endif()
             endif()
         endforeach()
     endif()
@@ -50,10 +52,6 @@ function(esp_set_cpu_flags target)
     foreach(source IN LISTS sources)
         if(NOT source MATCHES "/kernels/")
             set_property(SOURCE ${source} APPEND PROPERTY COMPILE_OPTIONS -Wconversion)
-        elseif(ESPALIER_FUZZ)
-            # Fuzz targets are parsers. Unrolled kernels under clang's sanitizers take minutes to compile, and the ASan
-            # build covers them.
-            set_property(SOURCE ${source} APPEND PROPERTY COMPILE_OPTIONS -fno-sanitize=all)
         endif()
     endforeach()
 endfunction()

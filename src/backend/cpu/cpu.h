@@ -15,6 +15,7 @@
 
 #include "backend/backend.h"
 #include "base/pool.h"
+#include "base/watch.h"
 
 struct cpu_dev {
     struct esp_dev base;
@@ -143,6 +144,15 @@ void esp_cpu_op_delta(const struct thread *t, const struct esp_op *op);
 void esp_cpu_op_hidden(const struct thread *t, const struct esp_op *op);
 void esp_cpu_op_rows(const struct thread *t, const struct esp_op *op); /* everything that is row by row */
 void esp_cpu_rope_table(const struct thread *t);
+
+/* A product read act_bytes of rows at act and wrote n_out numbers of each of n_row rows at y, ldy apart. */
+static inline void esp_cpu_watch_product(const void *act, size_t act_bytes, uint32_t n_row, float *y,
+                                         size_t ldy, uint32_t n_out)
+{
+    esp_watch_read(act, act_bytes);
+    for (uint32_t r = 0; r < n_row; r++)
+        esp_watch_write(y + r * ldy, n_out * sizeof *y);
+}
 
 /* Sizes that plan.c needs from op files. */
 size_t esp_cpu_attend_thread_floats(const struct esp_tape *t, const struct esp_layout *l);

@@ -131,6 +131,17 @@ static void look(const struct esp_layout *l, uint32_t page, uint32_t pos, uint32
     }
 }
 
+/* The sanitizer learns which rows of one page the kernel read. */
+static void watch_rows(const struct esp_attend *a, const struct esp_layout_kv *at)
+{
+    uint32_t rows = 0;
+
+    for (uint32_t i = 0; i < a->n_query; i++)
+        rows = a->n_visible[i] > rows ? a->n_visible[i] : rows;
+    esp_watch_read(a->k, (size_t)rows * at->k_row);
+    esp_watch_read(a->v, (size_t)rows * at->v_row);
+}
+
 /* Reduce group g for all queries of w, whose first token has cache index pos. */
 static void run_group(const struct esp_plan *p, const struct esp_op *op, const struct esp_batch_seq *s,
                       uint32_t kv_head, uint32_t g, uint32_t pos, const struct shape *h, struct work *w)
@@ -167,6 +178,7 @@ static void run_group(const struct esp_plan *p, const struct esp_op *op, const s
             p->dev->k.attend_codes(&a, w->kernel);
         else
             p->dev->k.attend[scheme->kind == ESP_KV_KIND_F32 ? ESP_KV_F32 : ESP_KV_BF16](&a, w->kernel);
+        watch_rows(&a, at);
     }
     if (at != &l->layers[op->layer]) /* exact: into the basis of the coded values behind it */
         for (uint32_t i = 0; i < w->n_query; i++)
@@ -256,6 +268,7 @@ static void merge_split(const struct thread *t, const struct esp_op *op, const s
         const float *part = partial(t->p, h, split_row + i, head, g);
 
         t->p->dev->k.attend_merge(&m, &l, acc, part[0], part[1], part + 16, h->head_dim);
+        esp_watch_read(part, h->part * sizeof *part);
     }
     store_query(t->p, op, h, s->tok0 + i, head, l, acc);
 }

@@ -124,10 +124,30 @@ static void fold(const struct thread *t, struct head *h, uint8_t *to)
         if (l->state != ESP_RECURRENT_F32)
             esp_recurrent_resume(l->state, l->dv, l->dk, slot_s(l, h->slot, h->kh * rep + r), s);
         p->dev->k.delta_fold(&d, ESP_CHUNK, s);
+        esp_watch_read(d.s, (size_t)l->dv * l->dk * sizeof *s);
+        esp_watch_write(s, (size_t)l->dv * l->dk * sizeof *s);
         if (l->state != ESP_RECURRENT_F32)
             esp_recurrent_write(l->state, l->dv, l->dk, s, stored);
     }
     h->slot = to;
+}
+
+/* The sanitizer learns what delta_rows() read and wrote besides scratch. */
+static void watch_rows(const struct esp_delta *d, bool state)
+{
+    const size_t before = d->row0, all = before + d->n_row;
+
+    if (state)
+        esp_watch_read(d->s, (size_t)d->dv * d->dk * sizeof *d->s);
+    esp_watch_read(d->k, all * d->ld_k * sizeof *d->k);
+    esp_watch_read(d->g, all * sizeof *d->g);
+    esp_watch_read(d->u, before * d->ld_u * sizeof *d->u);
+    esp_watch_write(d->u + before * d->ld_u, d->n_row * d->ld_u * sizeof *d->u);
+    for (uint32_t j = 0; j < d->n_row; j++) {
+        esp_watch_read(d->v + j * d->ld_v, d->dv * sizeof *d->v);
+        esp_watch_read(d->beta + j * d->ld_beta, sizeof *d->beta);
+        esp_watch_write(d->o + j * d->ld_o, d->dv * sizeof *d->o);
+    }
 }
 
 /* Rows [i, i + n) of the sequence's new tokens, all within one chunk, at chunk row row0. */
@@ -165,6 +185,7 @@ static void rows_in_chunk(const struct thread *t, const struct head *h, uint32_t
         d.beta = gates + vh;
         d.o = plan_value(p, h->op->out) + (size_t)tok * l->vh * l->dv + (size_t)vh * l->dv;
         p->dev->k.delta_rows(&d, kernel);
+        watch_rows(&d, l->state == ESP_RECURRENT_F32);
     }
 }
 

@@ -30,8 +30,13 @@ static void prepare(const struct thread *t, const struct step *s, uint32_t n_row
         uint32_t r0 = i % per * PREPARE_ROWS;
         uint32_t n = n_row - r0 < PREPARE_ROWS ? n_row - r0 : PREPARE_ROWS;
 
-        if (l->prepares)
-            l->kernel->prepare(&l->w, x + r0 * n_in, n_in, n, plan_act(p) + l->act_off + r0 * l->act_row);
+        if (l->prepares) {
+            uint8_t *act = plan_act(p) + l->act_off + r0 * l->act_row;
+
+            l->kernel->prepare(&l->w, x + r0 * n_in, n_in, n, act);
+            esp_watch_read(x + r0 * n_in, n * n_in * sizeof *x);
+            esp_watch_write(act, n * l->act_row);
+        }
     }
 }
 
@@ -99,5 +104,7 @@ void esp_cpu_step_linear(const struct thread *t, const struct step *s)
         o0 = (next - first) * g;
         o1 = l->n_out - o0 < g ? l->n_out : o0 + g;
         l->kernel->product(&l->w, act, n_row, o0, o1, y, l->n_out);
+        esp_cpu_watch_product(act, n_row * (l->kernel->prepare ? l->act_row : l->w.n_in * sizeof *y), n_row,
+                              y + o0, l->n_out, o1 - o0);
     }
 }

@@ -49,6 +49,7 @@ static void shrink(const struct esp_plan *p, const struct site *x, uint32_t r0)
     const float *in = plan_value(p, x->l->op->a) + (size_t)(x->s->tok0 + r0) * x->pair->a.n_in;
 
     f32->product(&x->pair->a, in, n, 0, rank, x->t + (size_t)r0 * rank, rank);
+    esp_cpu_watch_product(in, n * x->pair->a.n_in * sizeof *in, n, x->t + (size_t)r0 * rank, rank, rank);
 }
 
 static void expand(const struct thread *t, const struct site *x, uint32_t r0, uint32_t o0)
@@ -59,6 +60,7 @@ static void expand(const struct thread *t, const struct site *x, uint32_t r0, ui
     struct esp_weight rows = esp_weight_rows(&x->pair->b, o0, m);
 
     f32->product(&rows, x->t + (size_t)r0 * rank, n, 0, m, t->scratch, m);
+    esp_cpu_watch_product(x->t + (size_t)r0 * rank, n * rank * sizeof *x->t, n, t->scratch, m, m);
     for (uint32_t r = 0; r < n; r++) {
         float *y = plan_value(t->p, x->l->op->out) + (size_t)(x->s->tok0 + r0 + r) * n_out + o0;
 
