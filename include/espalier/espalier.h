@@ -264,6 +264,20 @@ typedef struct esp_memory_plan {
 ESP_API esp_status esp_engine_plan(const esp_model *m, const esp_engine_opts *opts, esp_memory_plan *out,
                                    esp_error *err);
 
+/*
+ * What a step must compute, counted from the model's shapes: multiplications and additions, whatever order or
+ * precision the kernels choose. Products with weights are listed by the precision of their activations on the CPU.
+ */
+typedef struct esp_work {
+    double token[4];  /* of a token in the layers' products with weights: f32, bf16, int8x2, int8 */
+    double output[4]; /* the same in the output head, for each row of logits */
+    double other;     /* of a token in recurrence and convolutions, f32 */
+    double position;  /* of a token in attention for each position that it sees, f32 */
+} esp_work;
+/* ESP_EINVAL as esp_engine_plan(). */
+ESP_API esp_status esp_engine_work(const esp_model *m, const esp_engine_opts *opts, esp_work *out,
+                                   esp_error *err);
+
 ESP_API esp_status esp_engine_open(esp_engine **out, esp_model *m, const esp_engine_opts *opts,
                                    esp_error *err);
 /* Sequences of the engine must be closed first. */
