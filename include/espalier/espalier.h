@@ -53,9 +53,9 @@ typedef struct esp_model_opts {
     bool shape_only; /* esp_model_synthetic: take no memory for weights; the model can be described and
                         planned for, but not run. esp_model_open: the same of expanded weights */
     /*
-     * "affine8": trellis-coded weights are decoded while loading and kept as affine codes of 8 bits, for CPUs that
-     * read those faster than they decode. Answers change as by quantizing to 8 bits; memory grows to 8.5 bits a
-     * weight. NULL or "off": as stored. ESP_EINVAL where no weight is coded.
+     * "affine8": trellis-coded weights are decoded while loading and kept as affine codes of 8 bits, for
+     * CPUs that read those faster than they decode. Answers change as by quantizing to 8 bits; memory grows
+     * to 8.5 bits a weight. NULL or "off": as stored. ESP_EINVAL where no weight is coded.
      */
     const char *expand;
 } esp_model_opts;
@@ -265,8 +265,8 @@ ESP_API esp_status esp_engine_plan(const esp_model *m, const esp_engine_opts *op
                                    esp_error *err);
 
 /*
- * What a step must compute, counted from the model's shapes: multiplications and additions, whatever order or
- * precision the kernels choose. Products with weights are listed by the precision of their activations on the CPU.
+ * What a step must compute, by the model's shapes: multiplications and additions, whatever the kernels
+ * choose. Products with weights are listed by the precision of their activations on the CPU.
  */
 typedef struct esp_work {
     double token[4];  /* of a token in the layers' products with weights: f32, bf16, int8x2, int8 */

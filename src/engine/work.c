@@ -1,6 +1,6 @@
 /*
- * Counting what a step computes, from the tape. Only what grows with the model's matrices counts; norms, gates and
- * activations are a per cent beside them.
+ * Counting what a step computes, from the tape. Only what grows with the model's matrices counts; norms,
+ * gates and activations are a per cent beside them.
  *
  * SPDX-License-Identifier: MIT
  */
@@ -14,8 +14,8 @@ static double product(const struct esp_weight *w)
 }
 
 /*
- * The recurrence of one row and head: S k, the outer product of delta and k, S q. Chunks (doc/determinism.md) replace these by
- * products of about the same size.
+ * The recurrence of one row and head: S k, the outer product of delta and k, S q. Chunks
+ * (doc/determinism.md) replace these by products of about the same size.
  */
 static double recurrence(const struct esp_layout *l)
 {

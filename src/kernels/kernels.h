@@ -105,9 +105,9 @@ struct esp_linear {
 };
 
 /*
- * The most that a core's arithmetic allows: rounds of a loop on registers alone with the instructions that a level's
- * products of affine weights (F32, BF16: of any) are made of. ops of a round: those of the product, a multiplication and an
- * addition for a weight and a row, however many terms or instructions they take. run NULL: not known.
+ * What a core's arithmetic allows: rounds of a loop on registers alone with the instructions of a level's
+ * products with affine weights (F32 and BF16: with any). ops of a round are the product's, a multiplication
+ * and an addition for a weight and a row, whatever terms and instructions they take. run NULL: not known.
  */
 struct esp_peak {
     void (*run)(uint32_t rounds);

@@ -43,9 +43,9 @@ enum esp_source_kind { ESP_SOURCE_WEIGHTS, ESP_SOURCE_SHAPES };
 esp_status esp_source_random(struct esp_source **out, enum esp_format_id format, uint32_t group, bool tied,
                              enum esp_source_kind kind, uint64_t seed, esp_error *err);
 /*
- * Over inner, which it closes with itself once it was made: trellis matrices come out as affine ones of 8 bits in memory
- * of its own, groups of 64 inputs (32 where 64 does not divide them), f16 scales; others as they are. n_thread
- * threads work on each, while matrix() runs.
+ * Over inner, which it closes with itself once it was made: trellis matrices come out as affine ones of 8
+ * bits in memory of its own, groups of 64 inputs (32 where 64 does not divide them), f16 scales; others as
+ * they are. n_thread threads work on each, while matrix() runs.
  */
 esp_status esp_source_expand(struct esp_source **out, struct esp_source *inner, enum esp_source_kind kind,
                              uint32_t n_thread, esp_error *err);

@@ -1,9 +1,10 @@
 /*
- * Trellis weights as affine ones of 8 bits, for CPUs on which a byte read costs less than a code decoded. A source
- * over another source: matrices that are not coded pass through, coded ones are decoded and quantized again, a piece
- * at a time and by all threads, while the model is loaded. What is stored is given back to the system behind them, so
- * a model never needs both. The quantizer is the one of doc/formats/affine.md, so the same file gives the same bytes on
- * every machine and with any number of threads.
+ * Trellis weights as affine ones of 8 bits, for CPUs on which a byte read costs less than a code decoded. A
+ * source over another source: matrices that are not coded pass through, coded ones are decoded and
+ * quantized again, a piece at a time and by all threads, while the model is loaded. What is stored is given
+ * back to the system behind them, so a model never needs both. The quantizer is the one of
+ * doc/formats/affine.md, so the same file gives the same bytes on every machine and with any number of
+ * threads.
  *
  * SPDX-License-Identifier: MIT
  */
@@ -50,8 +51,10 @@ static void encode(const struct job *j, size_t row, size_t col, const float *x, 
                                       j->biases + scale);
 }
 
-/* Whole blocks of a stored row: what esp_trellis_decode_stored() says, with values looked up and a block's bits in one
- * piece. */
+/*
+ * Whole blocks of a stored row: what esp_trellis_decode_stored() says, with values looked up and a block's
+ * bits in one piece.
+ */
 static void decode(const struct job *j, size_t stored_row, size_t c0, size_t n, float *out)
 {
     const uint32_t k = esp_trellis_bits(j->from->format);
@@ -85,7 +88,9 @@ static void expand_rows(const struct job *j, uint32_t o, float *x)
     }
 }
 
-/* Axis 0: a block of outputs. A stored row holds one input of each, so a group of inputs is gathered first. */
+/*
+ * Axis 0: a block of outputs. A stored row holds one input of each, so a group of inputs is gathered first.
+ */
 static void expand_block(const struct job *j, uint32_t o, float *x)
 {
     const uint32_t group = j->to->group;

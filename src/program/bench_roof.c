@@ -1,7 +1,7 @@
 /*
- * What the machine allows a row of a benchmark: bytes that it must read over the measured bandwidth, and operations over the
- * measured rates of the level's instructions on registers. The larger of the two times bounds the row; each share is
- * that part of the measured time.
+ * What the machine allows a row of a benchmark: bytes that it must read over the measured bandwidth, and
+ * operations over the measured rates of the level's instructions on registers. The larger of the two times
+ * bounds the row; each share is that part of the measured time.
  *
  * SPDX-License-Identifier: MIT
  */

@@ -31,11 +31,10 @@ esp_status esp_device_choose(struct esp_session *s, esp_error *err)
     if (s->auto_device && (filtered || esp_device_expands(o)))
         s->device = CPU;
     if (esp_device_expands(o) && strcmp(s->device, CPU) != 0)
-        return esp_fail(
-            err, ESP_EUNSUPPORTED,
-            "--device %s and --expand: expanding is for the CPU's kernels; "
-            "give --device cpu, or leave --expand out",
-            word);
+        return esp_fail(err, ESP_EUNSUPPORTED,
+                        "--device %s and --expand: expanding is for the CPU's kernels; "
+                        "give --device cpu, or leave --expand out",
+                        word);
     if (filtered && strcmp(s->device, CPU) != 0)
         return esp_fail(
             err, ESP_EUNSUPPORTED,

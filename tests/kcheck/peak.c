@@ -1,7 +1,8 @@
 /*
- * The arithmetic peaks beside which kcheck sets integer products: byte dot products of AVX-512 VNNI and byte products
- * of AMX tiles from registers alone, by the kernels' own loops (kernels.h, peak), and the latter with each step's four tiles
- * loaded from the first-level cache, which is the most that a matrix product by blocks of two by two tiles can do.
+ * The arithmetic peaks beside which kcheck sets integer products: byte dot products of AVX-512 VNNI and
+ * byte products of AMX tiles from registers alone, by the kernels' own loops (kernels.h, peak), and the
+ * latter with each step's four tiles loaded from the first-level cache, which is the most that a matrix
+ * product by blocks of two by two tiles can do.
  *
  * SPDX-License-Identifier: MIT
  */

@@ -418,7 +418,10 @@ static void test_expand(void **state)
     esp_checkpoint_close(ck);
 }
 
-/* A whole model: its plan counts what it holds, and its text is that of the stored weights but for the rounding. */
+/*
+ * A whole model: its plan counts what it holds, and its text is that of the stored weights but for the
+ * rounding.
+ */
 static void test_expanded_model(void **state)
 {
     static float want[N * V], got[N * V];

@@ -171,8 +171,10 @@ static json_t *bench_row(const struct run *r, const char *test)
     return NULL;
 }
 
-/* What the stand-in's shapes come to: a token costs 4e6 in products, 5e5 beside them and 1e3 for each position that it
- * sees, a row of logits 2e6. Its weights are 2e6 bytes, a position 1024, a state 1e5. */
+/*
+ * What the stand-in's shapes come to: a token costs 4e6 in products, 5e5 beside them and 1e3 for each
+ * position that it sees, a row of logits 2e6. Its weights are 2e6 bytes, a position 1024, a state 1e5.
+ */
 static void test_bench_limits(void **state)
 {
     struct run r =

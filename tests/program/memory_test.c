@@ -186,7 +186,10 @@ static double expanded_bytes(const char *expand)
     return total_of(&r);
 }
 
-/* --expand: 2.265 G weights of the MLPs at 8.5 bits instead of 3; where nothing is coded, and on a device, refused. */
+/*
+ * --expand: 2.265 G weights of the MLPs at 8.5 bits instead of 3; where nothing is coded, and on a device,
+ * refused.
+ */
 static void test_expanded(void **state)
 {
     const double more = expanded_bytes("affine8") - expanded_bytes("off");

@@ -1,6 +1,6 @@
 /*
- * Loops on registers alone, for the arithmetic peaks of kernels.h. Twelve sums cover the latency of any of the
- * instructions; they are written as text, which no compiler folds.
+ * Loops on registers alone, for the arithmetic peaks of kernels.h. Twelve sums cover the latency of any of
+ * the instructions; they are written as text, which no compiler folds.
  *
  * SPDX-License-Identifier: MIT
  */

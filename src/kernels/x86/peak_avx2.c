@@ -1,6 +1,6 @@
 /*
- * Arithmetic peaks of AVX2: multiply-adds of f32; products of 16 bits, which serve two int8 terms at once, and of 8 bits
- * for one, each with the addition that it needs.
+ * Arithmetic peaks of AVX2: multiply-adds of f32; products of 16 bits, which serve two int8 terms at once,
+ * and of 8 bits for one, each with the addition that it needs.
  *
  * SPDX-License-Identifier: MIT
  */

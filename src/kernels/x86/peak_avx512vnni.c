@@ -1,5 +1,6 @@
 /*
- * Arithmetic peaks of AVX-512 with VNNI: multiply-adds of f32, and byte dot products, of which two terms need two.
+ * Arithmetic peaks of AVX-512 with VNNI: multiply-adds of f32, and byte dot products, of which two terms
+ * need two.
  *
  * SPDX-License-Identifier: MIT
  */
