@@ -15,6 +15,7 @@
 #include "base/map.h"
 #include "base/mem.h"
 #include "base/pool.h"
+#include "formats/affine.h"
 #include "formats/trellis.h"
 
 enum { TASK_ROWS = 8 }; /* outputs of a task where a stored row is an output */
@@ -41,14 +42,14 @@ struct job {
     _Atomic uint32_t counter;
 };
 
-static void encode(const struct job *j, size_t row, size_t col, const float *x, size_t n)
+/* n inputs of an output from group g on. */
+static void encode(const struct job *j, size_t row, size_t g, const float *x, size_t n)
 {
     const struct esp_weight *w = j->to;
-    const size_t scale =
-        row * w->scale_row_bytes + col / w->group * (w->scale_row_bytes / (w->n_in / w->group));
+    const size_t scale = row * w->scale_row_bytes + g * esp_scale_bytes(w->scale_type);
 
-    esp_format_get(w->format)->encode(w, x, n, j->codes + row * w->row_bytes + col, j->scales + scale,
-                                      j->biases + scale);
+    esp_format_get(w->format)->encode(w, x, n, j->codes + row * w->row_bytes + g * w->group,
+                                      j->scales + scale, j->biases + scale);
 }
 
 /*
@@ -96,14 +97,14 @@ static void expand_block(const struct job *j, uint32_t o, float *x)
     const uint32_t group = j->to->group;
     float *stored = x + (size_t)ESP_TRELLIS_BLOCK * group; /* [ESP_TRELLIS_BLOCK] */
 
-    for (uint32_t i = 0; i < j->to->n_in; i += group) {
+    for (uint32_t g = 0; g * group < j->to->n_in; g++) {
         for (uint32_t k = 0; k < group; k++) {
-            decode(j, i + k, o, ESP_TRELLIS_BLOCK, stored);
+            decode(j, g * group + k, o, ESP_TRELLIS_BLOCK, stored);
             for (uint32_t r = 0; r < ESP_TRELLIS_BLOCK; r++)
                 x[(size_t)r * group + k] = stored[r];
         }
         for (uint32_t r = 0; r < ESP_TRELLIS_BLOCK; r++)
-            encode(j, o + r, i, x + (size_t)r * group, group);
+            encode(j, o + r, g, x + (size_t)r * group, group);
     }
 }
 

@@ -39,6 +39,8 @@ struct esp_bench_context {
     double rate[ESP_ACT_COUNT]; /* operations per second on registers, of those the model uses; 0 unknown */
 };
 
+/* CPU level of the kernels. */
+const char *esp_bench_level(const struct esp_bench_context *c);
 /* Fill work and rate: what the model computes, and how fast the threads' instructions are at it. */
 esp_status esp_bench_arithmetic(struct esp_bench_context *c, esp_error *err);
 /* Fill what a measured row reads and computes and the shares of the machine's limits. */

@@ -93,13 +93,6 @@ static bool speculates(const struct esp_options *o)
     return strcmp(o->v[OPT_SPEC].s, "off") != 0;
 }
 
-static const char *level_of(const struct esp_bench_context *c)
-{
-    const struct esp_opt_value *cpu = &c->session->opt->v[OPT_CPU];
-
-    return cpu->i ? cpu->s : c->machine->level;
-}
-
 /* The measured arithmetic limits, of the precisions that the model uses. */
 static void put_rates(FILE *f, const struct esp_bench_context *c)
 {
@@ -131,7 +124,7 @@ void esp_bench_head(FILE *f, enum esp_bench_format format, const struct esp_benc
     put(f, "espalier %s, %s, %s, %u threads, %s\n", esp_version(), c->session->shown,
         c->session->info.weights, c->threads, c->machine->cpu);
     put(f, "%s%s, kv %s, act %s, spec %s, %s bandwidth %.2f GB/s", device ? "device " : "level ",
-        device ? d->name : level_of(c), o->v[OPT_KV].s, o->v[OPT_ACT].s, o->v[OPT_SPEC].s,
+        device ? d->name : esp_bench_level(c), o->v[OPT_KV].s, o->v[OPT_ACT].s, o->v[OPT_SPEC].s,
         device ? "copy" : "read", c->bandwidth / 1e9);
     put_rates(f, c);
     put(f,
@@ -166,8 +159,8 @@ static json_t *record(const struct esp_bench_context *c, const struct esp_bench_
     json_object_update_new(j,
                            json_pack("{s:I,s:I,s:I,s:I,s:i,s:s,s:s,s:s,s:s}", "prompt", (json_int_t)r->prompt,
                                      "gen", (json_int_t)r->gen, "batch", (json_int_t)r->batch, "depth",
-                                     (json_int_t)r->depth, "threads", c->threads, "level", level_of(c), "kv",
-                                     o->v[OPT_KV].s, "act", o->v[OPT_ACT].s, "cpu", c->machine->cpu));
+                                     (json_int_t)r->depth, "threads", c->threads, "level", esp_bench_level(c),
+                                     "kv", o->v[OPT_KV].s, "act", o->v[OPT_ACT].s, "cpu", c->machine->cpu));
     json_object_update_new(j,
                            json_pack("{s:s,s:s,s:I,s:I,s:I}", "device", c->session->about.name, "spec",
                                      o->v[OPT_SPEC].s, "spec_rounds", (json_int_t)r->rounds, "spec_drafted",

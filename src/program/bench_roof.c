@@ -7,17 +7,20 @@
  */
 #include "program/bench.h"
 
+#include <stdlib.h>
+
 #include "base/pool.h"
 
 #include "program/output.h"
 
 enum { ROUNDS = 1 << 18, TRIES = 5 };
 
-static const char *level_name(const struct esp_bench_context *c)
+const char *esp_bench_level(const struct esp_bench_context *c)
 {
     const struct esp_opt_value *cpu = &c->session->opt->v[OPT_CPU];
+    const char *env = getenv("ESPALIER_CPU"); /* as the engine takes it */
 
-    return cpu->i ? cpu->s : c->machine->level;
+    return cpu->i ? cpu->s : env && *env ? env : c->machine->level;
 }
 
 static void spin(void *arg, uint32_t tid, uint32_t n_thread)
@@ -54,7 +57,7 @@ esp_status esp_bench_arithmetic(struct esp_bench_context *c, esp_error *err)
     ESP_TRY(esp_engine_work(c->session->model, &c->session->engine_opts, &c->work, err));
     if (c->session->about.memory) /* a device's arithmetic is not measured */
         return ESP_OK;
-    ESP_TRY(esp_cpu_level_parse(&level, level_name(c), err));
+    ESP_TRY(esp_cpu_level_parse(&level, esp_bench_level(c), err));
     esp_kernels_init(&k, level);
     ESP_TRY(esp_pool_create(&pool, c->threads, err));
     for (int a = 0; a < ESP_ACT_COUNT; a++)
@@ -75,16 +78,16 @@ struct demand {
 /* A chunk of a prompt reads the keys and values before it once for all its rows. */
 static struct demand demand_of(const struct esp_bench_context *c, const struct esp_bench_row *r)
 {
-    const double chunk = c->session->engine_opts.chunk ? c->session->engine_opts.chunk : 512,
-                 n = (double)r->prompt;
+    const size_t chunk = c->session->engine_opts.chunk ? c->session->engine_opts.chunk : 512;
+    const double n = (double)r->prompt;
     const double batch = (double)r->batch, mean = (double)r->depth + (double)r->gen / 2;
     struct demand d = {.tokens = n, .outputs = 1, .seen = n * (n + 1) / 2};
 
     if (!r->prompt)
         return (struct demand){batch, batch, batch * mean, 1, batch * mean}; /* one step */
-    for (double at = 0; at < n; at += chunk) {
+    for (size_t at = 0; at < r->prompt; at += chunk) {
         d.steps++;
-        d.kept += at + chunk < n ? at + chunk : n;
+        d.kept += (double)(r->prompt - at > chunk ? at + chunk : r->prompt);
     }
     return d;
 }
