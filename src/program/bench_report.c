@@ -105,6 +105,8 @@ static void put_rates(FILE *f, const struct esp_bench_context *c)
 /* Which limit is nearer. */
 static const char *bound_of(const struct esp_bench_row *r)
 {
+    if (!(r->arithmetic_share > 0)) /* not measured: a device's, the reference's */
+        return "unknown";
     return r->arithmetic_share > r->share ? "arithmetic" : "memory";
 }
 
