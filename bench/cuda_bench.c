@@ -442,10 +442,10 @@ static void bench_one(struct esp_dev *dev, double copy_gbs, const char *shape, c
 
     need(esp_shape_config(&config, shape, &err), &err);
     need(esp_format_by_name(&f, format, &err), &err);
-    need(esp_source_random(&s.inner, f, 64, config.tied_top == ESP_TIED_YES, ESP_RANDOM_WEIGHTS, 1, &err),
+    need(esp_source_random(&s.inner, f, 64, config.tied_top == ESP_TIED_YES, ESP_SOURCE_WEIGHTS, 1, &err),
          &err);
     if (esp_is_trellis(f))
-        need(esp_source_random(&s.other, ESP_FORMAT_AFFINE4, 64, s.inner->tied, ESP_RANDOM_WEIGHTS, 2, &err),
+        need(esp_source_random(&s.other, ESP_FORMAT_AFFINE4, 64, s.inner->tied, ESP_SOURCE_WEIGHTS, 2, &err),
              &err);
     src.tied = s.inner->tied;
     src.has_mtp = true;

@@ -7,7 +7,7 @@
  *   bench_kv_step [POSITIONS [ROWS [ROUNDS [THREADS [SCHEME...]]]]]     default: 32768, 512, 3, all of them,
  *                                                                       bf16 and turbo:k8v3
  *
- * The model is qwen3.5-4b with random affine4 weights.
+ * The model is $BENCH_SHAPE, else qwen3.5-4b, with random affine4 weights.
  *
  * SPDX-License-Identifier: MIT
  */
@@ -112,9 +112,9 @@ static void report(struct way *w, int n, int rounds)
             ratio[r] = w[0].s[r] / w[i].s[r];
         qsort(ratio, (size_t)rounds, sizeof *ratio, by_value);
         qsort(w[i].s, (size_t)rounds, sizeof *w[i].s, by_value);
-        printf("%-16s %8.2f s a step, %.2f x the first (%.2f to %.2f), planned %.1f MiB\n", w[i].kv,
-               w[i].s[rounds / 2], ratio[rounds / 2], ratio[0], ratio[rounds - 1],
-               (double)w[i].plan.total / 1048576);
+        printf("%-16s %8.2f ms a step (least %.2f), %.2f x the first (%.2f to %.2f), planned %.1f MiB\n",
+               w[i].kv, 1e3 * w[i].s[rounds / 2], 1e3 * w[i].s[0], ratio[rounds / 2], ratio[0],
+               ratio[rounds - 1], (double)w[i].plan.total / 1048576);
     }
     getrusage(RUSAGE_SELF, &use);
     printf("peak resident memory %.1f MiB\n", (double)use.ru_maxrss / 1024);
@@ -131,7 +131,8 @@ int main(int argc, char **argv)
     const esp_model_opts mo = {.threads = (uint32_t)(argc > 4 ? strtoul(argv[4], NULL, 10) : 0)};
     esp_model *m = NULL;
     esp_error err = {0};
-    esp_status s = esp_model_synthetic(&m, "qwen3.5-4b", "affine4", 1, &mo, &err);
+    const char *shape = getenv("BENCH_SHAPE");
+    esp_status s = esp_model_synthetic(&m, shape ? shape : "qwen3.5-4b", "affine4", 1, &mo, &err);
 
     if (n_row == 0 || n_row > MAX_ROWS || rounds < 1 || rounds > MAX_ROUND || n > MAX_SCHEME)
         return 2;

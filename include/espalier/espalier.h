@@ -51,7 +51,13 @@ typedef struct esp_model_opts {
     bool (*progress)(void *user, const char *what, double fraction);
     void *progress_user;
     bool shape_only; /* esp_model_synthetic: take no memory for weights; the model can be described and
-                        planned for, but not run */
+                        planned for, but not run. esp_model_open: the same of expanded weights */
+    /*
+     * "affine8": trellis-coded weights are decoded while loading and kept as affine codes of 8 bits, for
+     * CPUs that read those faster than they decode. Answers change as by quantizing to 8 bits; memory grows
+     * to 8.5 bits a weight. NULL or "off": as stored. ESP_EINVAL where no weight is coded.
+     */
+    const char *expand;
 } esp_model_opts;
 
 typedef struct esp_model_info {
@@ -59,7 +65,7 @@ typedef struct esp_model_info {
     char shape[32];        /* known size ("qwen3.5-0.8b") or "custom" */
     char weights[64];      /* formats in use, most bytes first, such as "bf16" or "affine4 g64, bf16" */
     uint64_t n_params;     /* of the text model */
-    uint64_t weight_bytes; /* as stored, embeddings once */
+    uint64_t weight_bytes; /* as stored or expanded, embeddings once */
     uint32_t n_layer;
     uint32_t n_full_layer; /* of them full attention */
     uint32_t hidden;
@@ -256,6 +262,20 @@ typedef struct esp_memory_plan {
     uint64_t host;        /* beside it in the machine's memory, with a device that has its own */
 } esp_memory_plan;
 ESP_API esp_status esp_engine_plan(const esp_model *m, const esp_engine_opts *opts, esp_memory_plan *out,
+                                   esp_error *err);
+
+/*
+ * What a step must compute, by the model's shapes: multiplications and additions, whatever the kernels
+ * choose. Products with weights are listed by the precision of their activations on the CPU.
+ */
+typedef struct esp_work {
+    double token[4];  /* of a token in the layers' products with weights: f32, bf16, int8x2, int8 */
+    double output[4]; /* the same in the output head, for each row of logits */
+    double other;     /* of a token in recurrence and convolutions, f32 */
+    double position;  /* of a token in attention for each position that it sees, f32 */
+} esp_work;
+/* ESP_EINVAL as esp_engine_plan(). */
+ESP_API esp_status esp_engine_work(const esp_model *m, const esp_engine_opts *opts, esp_work *out,
                                    esp_error *err);
 
 ESP_API esp_status esp_engine_open(esp_engine **out, esp_model *m, const esp_engine_opts *opts,

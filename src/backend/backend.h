@@ -118,6 +118,8 @@ esp_status esp_cpu_open(struct esp_dev **out, enum esp_cpu_level level, uint32_t
  * the library, a driver, a device, or a device new enough.
  */
 esp_status esp_cuda_open(struct esp_dev **out, uint32_t index, esp_error *err);
+/* Precision of activations in products with weights of format f on the CPU. */
+enum esp_act esp_cpu_act(const struct esp_plan_opts *o, enum esp_format_id f);
 /* The CPU device's kernel table, for work outside a tape. */
 const struct esp_kernels *esp_cpu_kernels(const struct esp_dev *d);
 

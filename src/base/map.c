@@ -93,6 +93,16 @@ void esp_map_close(struct esp_map *m)
     memset(m, 0, sizeof *m);
 }
 
+void esp_map_drop(const uint8_t *data, size_t bytes)
+{
+    const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
+    const uintptr_t first = ((uintptr_t)data + page - 1) / page * page,
+                    end = ((uintptr_t)data + bytes) / page * page;
+
+    if (end > first) /* whole pages; refusal, as of locked ones, costs memory only */
+        madvise((void *)first, end - first, MADV_DONTNEED);
+}
+
 esp_status esp_read_file(char **out, size_t *len, const char *path, size_t max, esp_error *err)
 {
     size_t size, got = 0;

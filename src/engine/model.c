@@ -107,13 +107,45 @@ static esp_status load_text(struct esp_model *m, const char *path, const esp_mod
     return esp_fail(err, s, "%s", m->tpl_error.message);
 }
 
+/* With o->expand: m's source becomes one that expands. */
+static esp_status begin_expand(struct esp_model *m, const esp_model_opts *o, esp_error *err)
+{
+    struct esp_source *s;
+
+    m->expand = o->expand && strcmp(o->expand, "off") != 0;
+    if (!m->expand)
+        return ESP_OK;
+    if (strcmp(o->expand, "affine8") != 0)
+        return esp_fail(err, ESP_EINVAL, "expand \"%s\"; accepted: off, affine8", o->expand);
+    ESP_TRY(esp_source_expand(&s, m->src, o->shape_only ? ESP_SOURCE_SHAPES : ESP_SOURCE_WEIGHTS, m->n_thread,
+                              err));
+    m->src = s;
+    return ESP_OK;
+}
+
+/* Once the weights are bound. */
+static esp_status end_expand(const struct esp_model *m, esp_error *err)
+{
+    char formats[64];
+
+    if (!m->expand || esp_source_expanded(m->src))
+        return ESP_OK;
+    esp_net_formats(m->net, formats, sizeof formats);
+    return esp_fail(
+        err, ESP_EINVAL,
+        "expand affine8 is for trellis-coded weights; this model's are %s and would stay as they are",
+        formats);
+}
+
 static esp_status load_folder(struct esp_model *m, const char *path, const esp_model_opts *o, esp_error *err)
 {
     ESP_TRY(report(o, "reading headers", 0.0, err));
     ESP_TRY(esp_checkpoint_open(&m->ck, path, err));
     ESP_TRY(esp_source_checkpoint(&m->src, m->ck, err));
-    ESP_TRY(report(o, "binding weights", 0.2, err));
+    ESP_TRY(begin_expand(m, o, err));
+    ESP_TRY(report(o, m->expand ? "expanding weights" : "binding weights", 0.2, err));
     ESP_TRY(esp_net_load(&m->net, &m->ck->config, m->src, err));
+    ESP_TRY(end_expand(m, err));
     for (uint32_t i = 0; i < m->ck->warnings.n; i++)
         esp_log(ESP_LOG_WARNING, "%s", m->ck->warnings.text[i]);
     ESP_TRY(report(o, "reading the tokenizer", 0.5, err));
@@ -147,9 +179,11 @@ esp_status esp_model_open(esp_model **out, const char *path, const esp_model_opt
 
     if (!out || !path)
         return esp_fail(err, ESP_EINVAL, "esp_model_open needs a place for the model and a path");
-    if (o->shape_only)
-        return esp_fail(err, ESP_EINVAL, "shape_only belongs to esp_model_synthetic");
+    if (o->shape_only && !o->expand)
+        return esp_fail(err, ESP_EINVAL,
+                        "shape_only belongs to esp_model_synthetic, and beside expand to files");
     ESP_TRY(create(&m, o, err));
+    m->shape_only = o->shape_only;
     s = load_folder(m, path, o, err);
     if (s != ESP_OK) {
         esp_model_close(m);
@@ -160,7 +194,7 @@ esp_status esp_model_open(esp_model **out, const char *path, const esp_model_opt
 }
 
 static esp_status load_random(struct esp_model *m, const char *shape, const char *format, uint64_t seed,
-                              esp_error *err)
+                              const esp_model_opts *o, esp_error *err)
 {
     struct esp_config *c = esp_alloc(sizeof *c);
     enum esp_format_id f;
@@ -173,9 +207,13 @@ static esp_status load_random(struct esp_model *m, const char *shape, const char
         s = esp_format_by_name(&f, format ? format : "bf16", err);
     if (s == ESP_OK)
         s = esp_source_random(&m->src, f, 64, c->tied_top == ESP_TIED_YES,
-                              m->shape_only ? ESP_RANDOM_SHAPES : ESP_RANDOM_WEIGHTS, seed, err);
+                              m->shape_only ? ESP_SOURCE_SHAPES : ESP_SOURCE_WEIGHTS, seed, err);
+    if (s == ESP_OK)
+        s = begin_expand(m, o, err);
     if (s == ESP_OK)
         s = esp_net_load(&m->net, c, m->src, err);
+    if (s == ESP_OK)
+        s = end_expand(m, err);
     esp_free(c);
     return s;
 }
@@ -193,7 +231,7 @@ esp_status esp_model_synthetic(esp_model **out, const char *shape, const char *f
     m->shape_only = o->shape_only;
     s = report(o, "making random weights", 0.0, err);
     if (s == ESP_OK)
-        s = load_random(m, shape, format, seed, err);
+        s = load_random(m, shape, format, seed, o, err);
     if (s != ESP_OK) {
         esp_model_close(m);
         return s;

@@ -25,7 +25,8 @@ struct esp_model {
     uint32_t n_thread;
     uint32_t end[ESP_MAX_END]; /* ids that end a turn */
     uint32_t n_end;
-    bool shape_only;   /* no weights: plans only */
+    bool shape_only;   /* no weights, or no expanded ones: plans only */
+    bool expand;       /* src expands coded weights */
     uint64_t *allowed; /* bit set: the id has a token; NULL: all may be sampled */
 };
 

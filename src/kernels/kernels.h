@@ -104,6 +104,16 @@ struct esp_linear {
     const struct esp_path *paths; /* never NULL */
 };
 
+/*
+ * What a core's arithmetic allows: rounds of a loop on registers alone with the instructions of a level's
+ * products with affine weights (F32 and BF16: with any). ops of a round are the product's, a multiplication
+ * and an addition for a weight and a row, whatever terms and instructions they take. run NULL: not known.
+ */
+struct esp_peak {
+    void (*run)(uint32_t rounds);
+    uint32_t ops;
+};
+
 enum { ESP_PACK_OUTS = 32 }; /* outputs that a pack() writes together */
 
 enum { ESP_SPAN = 256 };     /* positions of one attention span and of one KV page */
@@ -162,6 +172,8 @@ struct esp_kernels {
 
     /* [f][act] is set when esp_act_resolve(f, act) == act */
     struct esp_linear linear[ESP_FORMAT_COUNT][ESP_ACT_COUNT];
+
+    struct esp_peak peak[ESP_ACT_COUNT];
 
     /* y = x * rsqrt(mean(x^2) + eps) * gamma over n elements; y may be x. Reduction in fixed order of n. */
     void (*rmsnorm)(const float *x, const float *gamma, float eps, float *y, size_t n);

@@ -27,18 +27,29 @@ struct esp_source {
     /* Exactly n values of tensor `name` ("norm.weight"), whatever its shape, as f32 in stored order. */
     esp_status (*vector)(void *ctx, enum esp_part part, const char *name, uint32_t n, float *out,
                          esp_error *err);
+    /* w, a matrix got from here, will not be read again: its memory may go. NULL: nothing to do. */
+    void (*release)(void *ctx, const struct esp_weight *w);
     void (*close)(struct esp_source *s); /* frees ctx and s */
 };
 
 /* Over an open checkpoint, which must outlive the source. */
 esp_status esp_source_checkpoint(struct esp_source **out, struct esp_checkpoint *c, esp_error *err);
-enum esp_random_kind { ESP_RANDOM_WEIGHTS, ESP_RANDOM_SHAPES };
+/* SHAPES: matrices have their sizes but no bytes, for plans. */
+enum esp_source_kind { ESP_SOURCE_WEIGHTS, ESP_SOURCE_SHAPES };
 /*
  * Random weights of one format in memory; affine formats use groups of `group`, bf16 scales;
- * trellis formats are those of the MLPs, beside affine matrices of 4 bits. SHAPES: matrices have their sizes
- * but no bytes, for plans.
+ * trellis formats are those of the MLPs, beside affine matrices of 4 bits.
  */
 esp_status esp_source_random(struct esp_source **out, enum esp_format_id format, uint32_t group, bool tied,
-                             enum esp_random_kind kind, uint64_t seed, esp_error *err);
+                             enum esp_source_kind kind, uint64_t seed, esp_error *err);
+/*
+ * Over inner, which it closes with itself once it was made: trellis matrices come out as affine ones of 8
+ * bits in memory of its own, groups of 64 inputs (32 where 64 does not divide them), f16 scales; others as
+ * they are. n_thread threads work on each, while matrix() runs.
+ */
+esp_status esp_source_expand(struct esp_source **out, struct esp_source *inner, enum esp_source_kind kind,
+                             uint32_t n_thread, esp_error *err);
+/* How many matrices of an expanding source were trellis until now. */
+uint32_t esp_source_expanded(const struct esp_source *s);
 
 #endif

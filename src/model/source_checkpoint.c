@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/map.h"
 #include "base/mem.h"
 #include "formats/trellis.h"
 #include "io/config_quant.h"
@@ -190,6 +191,13 @@ static esp_status vector(void *ctx, enum esp_part part, const char *name, uint32
     return ESP_OK;
 }
 
+static void release(void *ctx, const struct esp_weight *w)
+{
+    (void)ctx;
+    esp_map_drop(w->codes,
+                 (size_t)(esp_is_trellis(w->format) ? esp_trellis_rows(w) : w->n_out) * w->row_bytes);
+}
+
 static void close_source(struct esp_source *s)
 {
     esp_free(s->ctx);
@@ -220,6 +228,7 @@ esp_status esp_source_checkpoint(struct esp_source **out, struct esp_checkpoint 
                              .tied = c->names.tied,
                              .matrix = matrix,
                              .vector = vector,
+                             .release = release,
                              .close = close_source};
     *out = s;
     return ESP_OK;

@@ -18,7 +18,7 @@ enum { MAX_BLOCKS = 8192 };
 struct ctx {
     enum esp_format_id format;
     uint32_t group;
-    enum esp_random_kind kind;
+    enum esp_source_kind kind;
     uint64_t counter;
     struct esp_map blocks[MAX_BLOCKS];
     uint32_t n_block;
@@ -163,7 +163,7 @@ static esp_status matrix(void *ctx, enum esp_part part, const char *module, uint
 
     (void)part;
     ESP_TRY(esp_weight_layout(&w, module, err));
-    if (c->kind == ESP_RANDOM_WEIGHTS) {
+    if (c->kind == ESP_SOURCE_WEIGHTS) {
         ESP_TRY(take(c, esp_weight_bytes(&w), &p, err));
         fill(c, &w, p);
     }
@@ -184,6 +184,15 @@ static esp_status vector(void *ctx, enum esp_part part, const char *name, uint32
     return ESP_OK;
 }
 
+/* The matrix asked for last, when it is w: blocks are made in the order of calls. */
+static void release(void *ctx, const struct esp_weight *w)
+{
+    struct ctx *c = ctx;
+
+    if (c->n_block && c->blocks[c->n_block - 1].data == w->codes)
+        esp_map_close(&c->blocks[--c->n_block]);
+}
+
 static void close_source(struct esp_source *s)
 {
     struct ctx *c = s->ctx;
@@ -195,7 +204,7 @@ static void close_source(struct esp_source *s)
 }
 
 esp_status esp_source_random(struct esp_source **out, enum esp_format_id format, uint32_t group, bool tied,
-                             enum esp_random_kind kind, uint64_t seed, esp_error *err)
+                             enum esp_source_kind kind, uint64_t seed, esp_error *err)
 {
     struct esp_source *s = esp_alloc(sizeof *s);
     struct ctx *c = esp_alloc(sizeof *c);
@@ -214,6 +223,7 @@ esp_status esp_source_random(struct esp_source **out, enum esp_format_id format,
                              .tied = tied,
                              .matrix = matrix,
                              .vector = vector,
+                             .release = release,
                              .close = close_source};
     *out = s;
     return ESP_OK;

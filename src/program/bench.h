@@ -10,6 +10,8 @@
 #include <jansson.h>
 #include <stdio.h>
 
+#include "kernels/kernels.h"
+
 #include "program/machine.h"
 #include "program/session.h"
 
@@ -19,11 +21,12 @@ struct esp_bench_row {
     double *samples; /* tokens per second, one a repetition */
     size_t n_sample;
     double mean, sd, median;
-    double ttft_s;          /* prompt rows: mean time to the first token */
-    double p50_s, p95_s;    /* generation rows: time between tokens of a sequence */
-    double bytes_per_token; /* generation rows: weights, keys, values and states read, by the plan */
+    double ttft_s;                      /* mean time to the first token of all sequences */
+    double p50_s, p95_s, p99_s;         /* generation rows: time between tokens of a sequence */
+    double bytes_per_token;             /* weights, keys, values and states read, by the plan */
+    double ops_per_token;               /* multiplications and additions, by the model's shapes */
     uint64_t drafted, accepted, rounds; /* generation rows, over all repetitions; 0 without speculation */
-    double share;                       /* of the measured bandwidth; 0 unknown */
+    double share, arithmetic_share;     /* of the measured limits; 0 unknown */
     uint64_t peak_rss;
 };
 
@@ -31,8 +34,17 @@ struct esp_bench_context {
     const struct esp_session *session;
     const struct esp_machine *machine;
     uint32_t threads;
-    double bandwidth; /* bytes per second */
+    double bandwidth;           /* bytes per second */
+    esp_work work;              /* of the model with the engine's options */
+    double rate[ESP_ACT_COUNT]; /* operations per second on registers, of those the model uses; 0 unknown */
 };
+
+/* CPU level of the kernels. */
+const char *esp_bench_level(const struct esp_bench_context *c);
+/* Fill work and rate: what the model computes, and how fast the threads' instructions are at it. */
+esp_status esp_bench_arithmetic(struct esp_bench_context *c, esp_error *err);
+/* Fill what a measured row reads and computes and the shares of the machine's limits. */
+void esp_bench_roof(const struct esp_bench_context *c, const esp_memory_plan *plan, struct esp_bench_row *r);
 
 /* "pp512", "tg128", "tg128 b4 d2048"; returns buf. */
 const char *esp_bench_name(const struct esp_bench_row *r, char *buf, size_t cap);

@@ -93,11 +93,21 @@ static bool speculates(const struct esp_options *o)
     return strcmp(o->v[OPT_SPEC].s, "off") != 0;
 }
 
-static const char *level_of(const struct esp_bench_context *c)
+/* The measured arithmetic limits, of the precisions that the model uses. */
+static void put_rates(FILE *f, const struct esp_bench_context *c)
 {
-    const struct esp_opt_value *cpu = &c->session->opt->v[OPT_CPU];
+    for (int a = 0; a < ESP_ACT_COUNT; a++)
+        if (c->rate[a] > 0)
+            put(f, ", %s %.0f GFLOP/s", esp_act_name((enum esp_act)a), c->rate[a] / 1e9);
+    put(f, "\n\n");
+}
 
-    return cpu->i ? cpu->s : c->machine->level;
+/* Which limit is nearer. */
+static const char *bound_of(const struct esp_bench_row *r)
+{
+    if (!(r->arithmetic_share > 0)) /* not measured: a device's, the reference's */
+        return "unknown";
+    return r->arithmetic_share > r->share ? "arithmetic" : "memory";
 }
 
 void esp_bench_head(FILE *f, enum esp_bench_format format, const struct esp_bench_context *c)
@@ -108,19 +118,33 @@ void esp_bench_head(FILE *f, enum esp_bench_format format, const struct esp_benc
 
     if (format == ESP_BENCH_CSV)
         put(f, "model,weights,test,prompt,gen,batch,depth,threads,kv,act,reps,mean_tps,sd_tps,median_tps,"
-               "ttft_s,p50_s,p95_s,"
-               "bytes_per_token,bandwidth_bytes_per_s,bandwidth_share,peak_rss\n");
+               "ttft_s,p50_s,p95_s,p99_s,"
+               "bytes_per_token,bandwidth_bytes_per_s,bandwidth_share,ops_per_token,arithmetic_share,bound,"
+               "peak_rss\n");
     if (format != ESP_BENCH_MD)
         return;
     put(f, "espalier %s, %s, %s, %u threads, %s\n", esp_version(), c->session->shown,
         c->session->info.weights, c->threads, c->machine->cpu);
-    put(f, "%s%s, kv %s, act %s, spec %s, %s bandwidth %.2f GB/s\n\n", device ? "device " : "level ",
-        device ? d->name : level_of(c), o->v[OPT_KV].s, o->v[OPT_ACT].s, o->v[OPT_SPEC].s,
+    put(f, "%s%s, kv %s, act %s, spec %s, %s bandwidth %.2f GB/s", device ? "device " : "level ",
+        device ? d->name : esp_bench_level(c), o->v[OPT_KV].s, o->v[OPT_ACT].s, o->v[OPT_SPEC].s,
         device ? "copy" : "read", c->bandwidth / 1e9);
+    put_rates(f, c);
     put(f,
-        "| test | tokens/s | median | TTFT ms | ms/token p50 | p95 | MB/token | bandwidth | peak MiB |%s\n",
+        "| test | tokens/s | median | TTFT ms | ms/token p50 | p95 | p99 | MB/token | bandwidth | "
+        "GFLOP/token | "
+        "arithmetic | peak MiB |%s\n",
         speculates(o) ? " drafts right |" : "");
-    put(f, "|---|---:|---:|---:|---:|---:|---:|---:|---:|%s\n", speculates(o) ? "---:|" : "");
+    put(f, "|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|%s\n", speculates(o) ? "---:|" : "");
+}
+
+static json_t *json_rates(const struct esp_bench_context *c)
+{
+    json_t *rates = json_object();
+
+    for (int a = 0; a < ESP_ACT_COUNT; a++)
+        if (c->rate[a] > 0)
+            json_object_set_new(rates, esp_act_name((enum esp_act)a), json_real(c->rate[a]));
+    return rates;
 }
 
 static json_t *record(const struct esp_bench_context *c, const struct esp_bench_row *r, const char *name)
@@ -137,12 +161,16 @@ static json_t *record(const struct esp_bench_context *c, const struct esp_bench_
     json_object_update_new(j,
                            json_pack("{s:I,s:I,s:I,s:I,s:i,s:s,s:s,s:s,s:s}", "prompt", (json_int_t)r->prompt,
                                      "gen", (json_int_t)r->gen, "batch", (json_int_t)r->batch, "depth",
-                                     (json_int_t)r->depth, "threads", c->threads, "level", level_of(c), "kv",
-                                     o->v[OPT_KV].s, "act", o->v[OPT_ACT].s, "cpu", c->machine->cpu));
+                                     (json_int_t)r->depth, "threads", c->threads, "level", esp_bench_level(c),
+                                     "kv", o->v[OPT_KV].s, "act", o->v[OPT_ACT].s, "cpu", c->machine->cpu));
     json_object_update_new(j,
                            json_pack("{s:s,s:s,s:I,s:I,s:I}", "device", c->session->about.name, "spec",
                                      o->v[OPT_SPEC].s, "spec_rounds", (json_int_t)r->rounds, "spec_drafted",
                                      (json_int_t)r->drafted, "spec_accepted", (json_int_t)r->accepted));
+    json_object_update_new(j, json_pack("{s:f,s:f,s:f,s:s}", "p99_s", r->p99_s, "ops_per_token",
+                                        r->ops_per_token, "arithmetic_share", r->arithmetic_share, "bound",
+                                        bound_of(r)));
+    json_object_set_new(j, "arithmetic_ops_per_s", json_rates(c));
     json_object_update_new(
         j, json_pack("{s:f,s:f,s:f,s:o,s:f,s:f,s:f,s:f,s:f,s:f,s:I}", "mean_tps", r->mean, "sd_tps", r->sd,
                      "median_tps", r->median, "samples_tps", samples, "ttft_s", r->ttft_s, "p50_s", r->p50_s,
@@ -155,11 +183,16 @@ static void print_md(FILE *f, const struct esp_bench_context *c, const struct es
                      const char *name)
 {
     put(f, "| %s | %.2f ± %.2f | %.2f |", name, r->mean, r->sd, r->median);
+    put(f, " %.1f |", 1e3 * r->ttft_s);
     if (r->prompt)
-        put(f, " %.1f | | | | |", 1e3 * r->ttft_s);
+        put(f, " | | |");
     else
-        put(f, " | %.2f | %.2f | %.2f | %.1f %% |", 1e3 * r->p50_s, 1e3 * r->p95_s, r->bytes_per_token / 1e6,
-            100 * r->share);
+        put(f, " %.2f | %.2f | %.2f |", 1e3 * r->p50_s, 1e3 * r->p95_s, 1e3 * r->p99_s);
+    put(f, " %.2f | %.1f %% | %.3f |", r->bytes_per_token / 1e6, 100 * r->share, r->ops_per_token / 1e9);
+    if (r->arithmetic_share > 0)
+        put(f, " %.1f %% |", 100 * r->arithmetic_share);
+    else
+        put(f, " |");
     put(f, " %.0f |", (double)r->peak_rss / 1048576);
     if (speculates(c->session->opt) && r->rounds)
         put(f, " %.0f %% of %.1f |", 100 * (double)r->accepted / (double)r->drafted,
@@ -183,11 +216,12 @@ void esp_bench_print(FILE *f, enum esp_bench_format format, const struct esp_ben
         break;
     case ESP_BENCH_CSV:
         put(f,
-            "\"%s\",\"%s\",%s,%zu,%zu,%zu,%zu,%u,%s,%s,%zu,%.4f,%.4f,%.4f,%.6f,%.6f,%.6f,%.0f,%.0f,%.4f,%"
-            "llu\n",
+            "\"%s\",\"%s\",%s,%zu,%zu,%zu,%zu,%u,%s,%s,%zu,%.4f,%.4f,%.4f,%.6f,%.6f,%.6f,%.6f,%.0f,%.0f,%.4f,"
+            "%.0f,%.4f,%s,%llu\n",
             c->session->shown, c->session->info.weights, name, r->prompt, r->gen, r->batch, r->depth,
             c->threads, o->v[OPT_KV].s, o->v[OPT_ACT].s, r->n_sample, r->mean, r->sd, r->median, r->ttft_s,
-            r->p50_s, r->p95_s, r->bytes_per_token, c->bandwidth, r->share, (unsigned long long)r->peak_rss);
+            r->p50_s, r->p95_s, r->p99_s, r->bytes_per_token, c->bandwidth, r->share, r->ops_per_token,
+            r->arithmetic_share, bound_of(r), (unsigned long long)r->peak_rss);
         break;
     case ESP_BENCH_JSONL:
         j = record(c, r, name);

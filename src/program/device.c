@@ -13,6 +13,11 @@
 
 static const char CPU[] = "cpu";
 
+bool esp_device_expands(const struct esp_options *o)
+{
+    return esp_opt_for(esp_opt_get(OPT_EXPAND), o->verb) && o->v[OPT_EXPAND].i > 0;
+}
+
 esp_status esp_device_choose(struct esp_session *s, esp_error *err)
 {
     const struct esp_options *o = s->opt;
@@ -23,8 +28,13 @@ esp_status esp_device_choose(struct esp_session *s, esp_error *err)
 
     s->auto_device = strcmp(word, "auto") == 0;
     s->device = s->auto_device ? "cuda:0" : word;
-    if (filtered && s->auto_device)
+    if (s->auto_device && (filtered || esp_device_expands(o)))
         s->device = CPU;
+    if (esp_device_expands(o) && strcmp(s->device, CPU) != 0)
+        return esp_fail(err, ESP_EUNSUPPORTED,
+                        "--device %s and --expand: expanding is for the CPU's kernels; "
+                        "give --device cpu, or leave --expand out",
+                        word);
     if (filtered && strcmp(s->device, CPU) != 0)
         return esp_fail(
             err, ESP_EUNSUPPORTED,

@@ -10,6 +10,8 @@
 
 /* Look at what --device names; "auto" takes the first CUDA device when there is one that works. */
 esp_status esp_device_choose(struct esp_session *s, esp_error *err);
+/* Whether --expand asks for something. */
+bool esp_device_expands(const struct esp_options *o);
 /* With "auto": back to the CPU when the device cannot do what engine_opts ask for, or has no room for the
  * model. */
 void esp_device_settle(struct esp_session *s);

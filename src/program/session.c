@@ -137,6 +137,8 @@ static esp_status open_draft(struct esp_session *s, const char *name, esp_model_
         return ESP_OK;
     ESP_TRY(esp_model_find(&path, name, err));
     mo.chat_template_file = NULL; /* only its logits are of interest */
+    mo.expand = NULL;
+    mo.shape_only = false;
     status = esp_model_open(&s->draft, path, &mo, err);
     esp_free(path);
     return status;
@@ -165,6 +167,7 @@ static esp_status open_model(struct esp_session *s, esp_model_opts *mo, esp_erro
     ESP_TRY(esp_model_find(&s->path, name, err));
     if (strcmp(s->path, name) != 0)
         esp_say_detail("model: %s", s->path);
+    mo->shape_only = mo->expand && opt->verb->id == VERB_FIT;
     return esp_model_open(&s->model, s->path, mo, err);
 }
 
@@ -184,6 +187,8 @@ esp_status esp_session_open(struct esp_session *s, const struct esp_options *opt
     if (opt->v[OPT_CPU].i > 0)
         mo.cpu_level = opt->v[OPT_CPU].s;
     mo.chat_template_file = opt->v[OPT_CHAT_TEMPLATE].s;
+    if (esp_device_expands(opt))
+        mo.expand = opt->v[OPT_EXPAND].s;
     status = open_model(s, &mo, err);
     if (status == ESP_OK)
         status = open_draft(s, draft, mo, err);

@@ -195,12 +195,10 @@ static esp_status repeat(struct bench *b, struct esp_bench_row *r, bool measured
     ESP_TRY(arm(b, r, r->gen + 1, err));
     while (open && !all_started(b, r->batch))
         ESP_TRY(step(b, r, &fresh, &open, err));
+    if (measured)
+        r->ttft_s += esp_now() - start;
     if (r->prompt) {
-        const double seconds = esp_now() - start;
-
-        *tps = (double)r->prompt / seconds;
-        if (measured)
-            r->ttft_s += seconds;
+        *tps = (double)r->prompt / (esp_now() - start);
         return ESP_OK;
     }
     start = last = esp_now();
@@ -216,16 +214,6 @@ static esp_status repeat(struct bench *b, struct esp_bench_row *r, bool measured
     }
     *tps = (double)count / (last - start);
     return ESP_OK;
-}
-
-/* Bytes that one generated token reads: its share of the weights, its keys and values, its state read and
- * written. */
-static double bytes_per_token(const struct bench *b, const struct esp_bench_row *r)
-{
-    const double positions = (double)r->depth + (double)r->gen / 2;
-
-    return (double)b->session.info.weight_bytes / (double)r->batch +
-           (double)b->plan.kv_per_token * positions + 2 * (double)b->plan.state_per_seq;
 }
 
 static esp_status measure(struct bench *b, struct esp_bench_row *r, esp_error *err)
@@ -253,15 +241,11 @@ static esp_status measure(struct bench *b, struct esp_bench_row *r, esp_error *e
     r->rounds = after.spec_rounds - before.spec_rounds;
     esp_bench_summarize(r);
     r->peak_rss = esp_peak_rss();
-    if (r->prompt) {
-        r->ttft_s /= (double)r->n_sample;
-        return ESP_OK;
-    }
+    r->ttft_s /= (double)r->n_sample;
+    esp_bench_roof(&b->context, &b->plan, r);
     r->p50_s = esp_bench_quantile(b->steps, b->n_steps, 0.5);
     r->p95_s = esp_bench_quantile(b->steps, b->n_steps, 0.95);
-    r->bytes_per_token = bytes_per_token(b, r);
-    if (b->context.bandwidth > 0)
-        r->share = r->bytes_per_token * r->median / b->context.bandwidth;
+    r->p99_s = esp_bench_quantile(b->steps, b->n_steps, 0.99);
     return ESP_OK;
 }
 
@@ -293,6 +277,7 @@ static esp_status prepare(struct bench *b, esp_error *err)
     ESP_TRY(esp_session_open(&b->session, b->opt, err));
     ESP_TRY(size_engine(b, &longest, err));
     ESP_TRY(measure_memory(b, err));
+    ESP_TRY(esp_bench_arithmetic(&b->context, err));
     ESP_TRY(allocate(b, longest, err));
     ESP_TRY(esp_engine_plan(b->session.model, &b->session.engine_opts, &b->plan, err));
     return esp_session_engine(&b->session, err);

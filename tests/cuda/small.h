@@ -114,10 +114,10 @@ static inline struct esp_source *small_source(const struct small_shape *s)
     m->along_outputs = s->along_outputs;
     /* beside trellis codes, which are for MLPs, stands affine4 */
     test_ok(esp_source_random(&m->a, s->format, esp_is_trellis(s->format) ? 64 : s->group, true,
-                              ESP_RANDOM_WEIGHTS, 7, &err),
+                              ESP_SOURCE_WEIGHTS, 7, &err),
             &err);
     if (s->other != ESP_FORMAT_F32)
-        test_ok(esp_source_random(&m->b, s->other, 64, true, ESP_RANDOM_WEIGHTS, 8, &err), &err);
+        test_ok(esp_source_random(&m->b, s->other, 64, true, ESP_SOURCE_WEIGHTS, 8, &err), &err);
     *src = *m->a;
     src->ctx = m;
     src->matrix = small_matrix;

@@ -306,6 +306,10 @@ static void test_missing_model(void **state)
                  ESP_EINVAL, &err, "mmx");
     test_refused(esp_model_synthetic(&m, "qwen9", "bf16", 1, NULL, &err), ESP_ENOTFOUND, &err, "qwen3.5-4b");
     test_refused(esp_model_synthetic(&m, "qwen3.5-0.8b", "int3", 1, NULL, &err), ESP_EINVAL, &err, "affine4");
+    test_refused(esp_model_open(&m, test_path("models/demo"), &(esp_model_opts){.expand = "affine8"}, &err),
+                 ESP_EINVAL, &err, "trellis-coded");
+    test_refused(esp_model_open(&m, test_path("models/demo"), &(esp_model_opts){.expand = "affine9"}, &err),
+                 ESP_EINVAL, &err, "affine9");
     assert_null(m);
 }
 

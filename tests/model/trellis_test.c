@@ -15,6 +15,7 @@
 #include "formats/trellis.h"
 #include "io/safetensors.h"
 #include "io/safetensors_write.h"
+#include "espalier/espalier.h"
 #include "support/net.h"
 
 enum { N = 70, V = 512, MAX_MODULES = 64 };
@@ -256,8 +257,8 @@ static double deviation(const float *x, size_t n)
     return sqrt(sq / (double)n - sum / (double)n * sum / (double)n);
 }
 
-static void run(const char *dir, enum esp_cpu_level level, enum esp_act act, uint32_t threads, uint32_t cut,
-                float *logits)
+static void run(const char *dir, enum esp_cpu_level level, enum esp_act act, bool expand, uint32_t threads,
+                uint32_t cut, float *logits)
 {
     struct test_net t;
     struct esp_state *s;
@@ -266,7 +267,8 @@ static void run(const char *dir, enum esp_cpu_level level, enum esp_act act, uin
 
     for (int i = 0; i < N; i++)
         ids[i] = (i * 37 + 11) % V;
-    test_net_open(&t, (struct test_net_opts){.folder = dir, .level = level, .threads = threads, .act = act});
+    test_net_open(&t, (struct test_net_opts){
+                          .folder = dir, .level = level, .threads = threads, .act = act, .expand = expand});
     test_ok(esp_state_open(&s, t.pools, 2048, 0, &err), &err);
     test_net_run(&t, s, ids, N, cut, logits, NULL, NULL);
     esp_state_close(s);
@@ -326,17 +328,130 @@ static void test_equals_decoded(void **state)
 
         if (esp_cpu_level_parse(&level, name, NULL) != ESP_OK)
             continue;
-        run(dense_dir, level, ESP_ACT_F32, 1, 0, want);
+        run(dense_dir, level, ESP_ACT_F32, false, 1, 0, want);
         for (int act = 0; act < ESP_ACT_COUNT; act++) {
             char what[64];
 
             snprintf(what, sizeof what, "%s %s", name, esp_act_name((enum esp_act)act));
-            run(packed_dir, level, (enum esp_act)act, 1, 0, got);
+            run(packed_dir, level, (enum esp_act)act, false, 1, 0, got);
             near(what, got, want, tolerance[act]);
-            run(packed_dir, level, (enum esp_act)act, 2, 7, again);
+            run(packed_dir, level, (enum esp_act)act, false, 2, 7, again);
             assert_memory_equal(got, again, sizeof got); /* neither threads nor cuts */
         }
     }
+}
+
+/* The definition: every row decoded, and quantized by the format's own encoder. */
+static void check_expanded(const struct esp_weight *from, const struct esp_weight *to)
+{
+    float *x = malloc(from->n_in * sizeof *x);
+    uint8_t *codes = malloc(to->row_bytes), *scales = malloc(2 * to->scale_row_bytes);
+    uint8_t *biases = scales + to->scale_row_bytes;
+
+    assert_int_equal(to->format, ESP_FORMAT_AFFINE8);
+    assert_int_equal(to->group, 64);
+    assert_int_equal(to->n_out, from->n_out);
+    assert_int_equal(to->n_in, from->n_in);
+    for (uint32_t o = 0; o < from->n_out; o++) {
+        esp_format_get(from->format)->decode(from, o, 0, from->n_in, x);
+        esp_format_get(to->format)->encode(to, x, from->n_in, codes, scales, biases);
+        assert_memory_equal(to->codes + o * to->row_bytes, codes, to->row_bytes);
+        assert_memory_equal(to->scales + o * to->scale_row_bytes, scales, to->scale_row_bytes);
+        assert_memory_equal(to->biases + o * to->scale_row_bytes, biases, to->scale_row_bytes);
+    }
+    free(x);
+    free(codes);
+    free(scales);
+}
+
+static void load_expanded(struct esp_net **net, struct esp_source **src, struct esp_checkpoint *ck,
+                          enum esp_source_kind kind, uint32_t threads)
+{
+    struct esp_source *inner;
+    uint32_t n_trellis = 0;
+    esp_error err;
+
+    test_ok(esp_source_checkpoint(&inner, ck, &err), &err);
+    test_ok(esp_source_expand(src, inner, kind, threads, &err), &err);
+    test_ok(esp_net_load(net, &ck->config, *src, &err), &err);
+    for (uint32_t i = 0; i < n_module; i++)
+        n_trellis += modules[i].r->k > 0;
+    assert_int_equal(esp_source_expanded(*src), n_trellis);
+}
+
+/* Coded matrices become what the definition says with any number of threads; others are not touched; a shape
+ * says the same and takes no memory. */
+static void test_expand(void **state)
+{
+    struct esp_checkpoint *ck;
+    struct esp_source *src, *expanded, *shape;
+    struct esp_net *net, *large, *sizes;
+    uint32_t n_affine = 0;
+    esp_error err;
+
+    (void)state;
+    test_ok(esp_checkpoint_open(&ck, packed_dir, &err), &err);
+    test_ok(esp_source_checkpoint(&src, ck, &err), &err);
+    test_ok(esp_net_load(&net, &ck->config, src, &err), &err);
+    load_expanded(&sizes, &shape, ck, ESP_SOURCE_SHAPES, 1);
+    for (uint32_t threads = 1; threads <= 3; threads += 2) {
+        load_expanded(&large, &expanded, ck, ESP_SOURCE_WEIGHTS, threads);
+        for (uint32_t i = 0; i < net->n_weight; i++) {
+            if (esp_is_trellis(net->weights[i]->format)) {
+                check_expanded(net->weights[i], large->weights[i]);
+                assert_null(sizes->weights[i]->codes);
+            } else {
+                assert_ptr_equal(net->weights[i]->codes, large->weights[i]->codes);
+                n_affine++;
+            }
+        }
+        assert_int_equal(esp_net_weight_bytes(large), esp_net_weight_bytes(sizes));
+        assert_true(esp_net_weight_bytes(large) > esp_net_weight_bytes(net));
+        esp_net_close(large);
+        expanded->close(expanded);
+    }
+    assert_true(n_affine > 0);
+    esp_net_close(sizes);
+    shape->close(shape);
+    esp_net_close(net);
+    src->close(src);
+    esp_checkpoint_close(ck);
+}
+
+/*
+ * A whole model: its plan counts what it holds, and its text is that of the stored weights but for the
+ * rounding.
+ */
+static void test_expanded_model(void **state)
+{
+    static float want[N * V], got[N * V];
+    const esp_model_opts plain = {.threads = 1}, large = {.threads = 1, .expand = "affine8"};
+    const esp_model_opts shape = {.threads = 1, .expand = "affine8", .shape_only = true};
+    const esp_engine_opts opts = {.context = 256, .max_seqs = 1};
+    esp_memory_plan planned, held;
+    esp_model *m = NULL;
+    esp_engine *g = NULL;
+    esp_error err;
+
+    (void)state;
+    run(packed_dir, test_level(), ESP_ACT_F32, false, 1, 0, want);
+    run(packed_dir, test_level(), ESP_ACT_F32, true, 2, 0, got);
+    near("expanded", got, want, 0.3); /* 7 bits of a weight's deviation; activations of 8 bits have 0.4 */
+    assert_memory_not_equal(got, want, sizeof got);
+    test_ok(esp_model_open(&m, packed_dir, &shape, &err), &err);
+    test_ok(esp_engine_plan(m, &opts, &planned, &err), &err);
+    assert_int_equal(esp_engine_open(&g, m, &opts, &err), ESP_ESTATE);
+    esp_model_close(m);
+    test_ok(esp_model_open(&m, packed_dir, &large, &err), &err);
+    test_ok(esp_engine_plan(m, &opts, &held, &err), &err);
+    assert_int_equal(held.weights, planned.weights);
+    test_ok(esp_engine_open(&g, m, &opts, &err), &err);
+    esp_engine_close(g);
+    esp_model_close(m);
+    test_ok(esp_model_open(&m, packed_dir, &plain, &err), &err);
+    test_ok(esp_engine_plan(m, &opts, &held, &err), &err);
+    assert_true(held.weights < planned.weights);
+    esp_model_close(m);
 }
 
 static void refused(void (*change)(json_t *q), const char *part)
@@ -416,7 +531,8 @@ static void test_refusals(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_equals_decoded),
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_equals_decoded), cmocka_unit_test(test_expand),
+                                       cmocka_unit_test(test_expanded_model),
                                        cmocka_unit_test(test_refusals)};
 
     return cmocka_run_group_tests(tests, make_models, free_models);

@@ -6,6 +6,7 @@
  */
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "program/spawn/spawn.h"
@@ -150,6 +151,68 @@ static void test_fit(void **state)
     run_free(&r);
 }
 
+static double real(const json_t *j, const char *key)
+{
+    assert_true(json_is_number(json_object_get(j, key)));
+    return json_number_value(json_object_get(j, key));
+}
+
+/* Rows of one run by name. */
+static json_t *bench_row(const struct run *r, const char *test)
+{
+    for (uint32_t i = 0; i < run_lines(r); i++) {
+        json_t *j = run_json(r, i);
+
+        if (strcmp(json_string_value(json_object_get(j, "test")), test) == 0)
+            return j;
+        json_decref(j);
+    }
+    fail_msg("no row %s", test);
+    return NULL;
+}
+
+/*
+ * What the stand-in's shapes come to: a token costs 4e6 in products, 5e5 beside them and 1e3 for each
+ * position that it sees, a row of logits 2e6. Its weights are 2e6 bytes, a position 1024, a state 1e5.
+ */
+static void test_bench_limits(void **state)
+{
+    struct run r =
+        RUN(NULL, P, "bench", M, "-p", "600", "-n", "4", "-b", "3", "-d", "8", "-r", "2", "--json");
+    json_t *j = bench_row(&r, "pp600");
+    double token = 4e6 + 5e5, bytes;
+
+    (void)state;
+    assert_true(fabs(real(j, "ops_per_token") - (600 * token + 2e6 + 1e3 * 600 * 601 / 2) / 600) < 1);
+    bytes = real(j, "weight_bytes") * 2 + 1024 * (512 + 600) +
+            2 * 2e5; /* two chunks, the second sees the first's keys */
+    assert_true(fabs(real(j, "bytes_per_token") - bytes / 600) < 1);
+    assert_true(fabs(real(j, "bandwidth_share") * real(j, "bandwidth_bytes_per_s") /
+                         (real(j, "bytes_per_token") * real(j, "median_tps")) -
+                     1) < 1e-6);
+    json_decref(j);
+    j = bench_row(&r, "tg4 b3 d8");
+    assert_true(fabs(real(j, "ops_per_token") - (token + 2e6 + 1e3 * 10)) < 1);
+    assert_true(fabs(real(j, "bytes_per_token") - (real(j, "weight_bytes") / 3 + 1024 * 10 + 2e5)) < 1);
+    assert_true(real(j, "p50_s") <= real(j, "p95_s") && real(j, "p95_s") <= real(j, "p99_s"));
+    assert_true(real(j, "ttft_s") > 0);
+#if defined(__x86_64__)
+    if (!getenv("ESPALIER_CPU")) { /* the reference has no limit of its own */
+        const json_t *rate = json_object_get(j, "arithmetic_ops_per_s");
+        const double f32 = real(rate, "f32"), int8x2 = real(rate, "int8x2");
+        const double seconds = (1e6 + 5e5 + 1e4) / f32 + 5e6 / int8x2;
+
+        assert_true(fabs(real(j, "arithmetic_share") / (seconds * real(j, "median_tps")) - 1) < 1e-6);
+        assert_null(json_object_get(rate, "int8")); /* the model has no such products */
+        assert_string_equal(json_string_value(json_object_get(j, "bound")),
+                            real(j, "arithmetic_share") > real(j, "bandwidth_share") ? "arithmetic"
+                                                                                     : "memory");
+    }
+#endif
+    json_decref(j);
+    run_free(&r);
+}
+
 static void test_bench(void **state)
 {
     char base[256], slow[256];
@@ -248,6 +311,7 @@ int main(void)
         cmocka_unit_test(test_perplexity_refuses),
         cmocka_unit_test(test_fit),
         cmocka_unit_test(test_bench),
+        cmocka_unit_test(test_bench_limits),
         cmocka_unit_test(test_bench_rows),
         cmocka_unit_test(test_devices),
     };

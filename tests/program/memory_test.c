@@ -6,6 +6,7 @@
  *
  * SPDX-License-Identifier: MIT
  */
+#include <math.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -177,6 +178,34 @@ static void test_packed(void **state)
         assert_true(on == off);
 }
 
+static double expanded_bytes(const char *expand)
+{
+    struct run r = RUN(NULL, P, "fit", "--synthetic", "qwen3.5-4b", "--weights", "trellis3", "--json", "-t",
+                       "1", "-c", "1024", "--pack", "off", "--expand", expand);
+
+    return total_of(&r);
+}
+
+/*
+ * --expand: 2.265 G weights of the MLPs at 8.5 bits instead of 3; where nothing is coded, and on a device,
+ * refused.
+ */
+static void test_expanded(void **state)
+{
+    const double more = expanded_bytes("affine8") - expanded_bytes("off");
+    struct run r = RUN(NULL, P, "generate", M, "-p", "x", "--expand", "affine8");
+
+    (void)state;
+    assert_true(fabs(more - 2.265e9 * 5.5 / 8) < 5e6);
+    run_code(&r, 2);
+    run_says(&r, "trellis-coded");
+    run_free(&r);
+    r = RUN(NULL, P, "generate", M, "-p", "x", "--expand", "affine8", "--device", "cuda");
+    assert_int_not_equal(r.code, 0);
+    run_says(&r, "--device");
+    run_free(&r);
+}
+
 /* --mlock: as much as the weights take is locked, and a limit that is too low is named. */
 static void test_locked(void **state)
 {
@@ -210,7 +239,8 @@ static void test_locked(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_measured),         cmocka_unit_test(test_rows),   cmocka_unit_test(test_packed),
+        cmocka_unit_test(test_measured),         cmocka_unit_test(test_rows),
+        cmocka_unit_test(test_packed),           cmocka_unit_test(test_expanded),
         cmocka_unit_test(test_shapes_take_none), cmocka_unit_test(test_locked),
     };
 

@@ -60,6 +60,8 @@ void test_net_open(struct test_net *t, struct test_net_opts o)
     p.max_rank = o.max_rank;
     test_ok(esp_checkpoint_open(&t->ck, o.folder[0] == '/' ? o.folder : test_path(o.folder), &err), &err);
     test_ok(esp_source_checkpoint(&t->src, t->ck, &err), &err);
+    if (o.expand)
+        test_ok(esp_source_expand(&t->src, t->src, ESP_SOURCE_WEIGHTS, o.threads, &err), &err);
     test_ok(esp_net_load(&t->net, &t->ck->config, t->src, &err), &err);
     t->net->layout.kv = o.kv;
     if (o.scheme)

@@ -30,7 +30,8 @@ struct test_net_opts {
     const char *scheme; /* of keys and values by name, instead of kv; NULL: kv */
     uint32_t kv_start;  /* of a coded scheme */
     enum esp_recurrent state;
-    bool mtp; /* room for the draft layer in the cache */
+    bool expand; /* trellis weights to affine8 */
+    bool mtp;    /* room for the draft layer in the cache */
     uint32_t max_rank;
     uint32_t context, max_tok, n_seq, journal_rows; /* zeros: 2048, 512, 4, 32 */
     bool cuda; /* also when $ESPALIER_TEST_DEVICE is "cuda": so tests of the CPU run on the other device */

@@ -23,7 +23,7 @@ static bool is_product(const struct esp_op *op)
     return op->kind == ESP_OP_LINEAR || op->kind == ESP_OP_LOGITS;
 }
 
-static enum esp_act act_of(const struct esp_plan_opts *o, enum esp_format_id f)
+enum esp_act esp_cpu_act(const struct esp_plan_opts *o, enum esp_format_id f)
 {
     if (o->act_auto)
         return esp_format_get(f)->integer ? ESP_ACT_INT8X2 : ESP_ACT_F32;
@@ -45,7 +45,7 @@ static void choose_kernel(struct esp_plan *p, struct linear *l, const struct esp
     l->op = op;
     l->w = *op->w;
     l->n_out = op->w->n_out;
-    l->kernel = &k->linear[op->w->format][act_of(&p->opts, op->w->format)];
+    l->kernel = &k->linear[op->w->format][esp_cpu_act(&p->opts, op->w->format)];
     if (!l->kernel->prepare)
         return;
     for (uint32_t i = 0; i < n; i++)

@@ -250,6 +250,12 @@ V_INLINE void af32_many(int bits, uint32_t n_row, const struct affine_tile *t, c
     }
 }
 
+enum { FEW, MANY };
+static const struct esp_path af32_paths[] = {
+    [FEW] = {"codes as they are stored in f32, four outputs", ESP_SHAPE_ANY, 1},
+    [MANY] = {"values in f32 by pieces, tiles of four outputs", ESP_SHAPE_ANY, DIRECT_ROWS + 1},
+    {NULL, ESP_SHAPE_ANY, 0}};
+
 V_INLINE void af32_block(int bits, const struct affine_call *c, const struct affine_block *b)
 {
     const float *x = (const float *)(const void *)c->act + (size_t)b->row * c->w->n_in;
@@ -257,7 +263,7 @@ V_INLINE void af32_block(int bits, const struct affine_call *c, const struct aff
     __m128 out[AFFINE_BLOCK_ROWS];
 
     affine_tile_set(&t, bits, b->out, b->n_out);
-    if (b->n_row <= DIRECT_ROWS)
+    if (esp_path_of(af32_paths, ESP_SHAPE_ANY, b->n_row) == &af32_paths[FEW])
         af32_few(bits, b->n_row, &t, x, out);
     else
         af32_many(bits, b->n_row, &t, x, out);
@@ -343,9 +349,6 @@ static void bf16_prepare_4bit(const struct esp_weight *w, const float *x, size_t
 {
     af32_prepare_rows(ORDER_4BIT, 1, w, x, ldx, n_row, out);
 }
-
-static const struct esp_path af32_paths[] = {{"tiles of f32, four outputs", ESP_SHAPE_ANY, 1},
-                                             {NULL, ESP_SHAPE_ANY, 0}};
 
 static void affine_f32_init(struct esp_kernels *k)
 {

@@ -179,8 +179,9 @@ V_INLINE void few_rows(int bits, int terms, const struct int_call *c)
 {
     for (uint32_t o = c->o0; o < c->o1; o += AFFINE_OUTS) {
         const uint32_t n_out = c->o1 - o < AFFINE_OUTS ? c->o1 - o : AFFINE_OUTS;
-        struct affine_tile t = {.w = c->w};
+        struct affine_tile t; /* not cleared: that took a fourteenth of the time of 1024 inputs */
 
+        t.w = c->w;
         affine_tile_set(&t, bits, o, n_out);
         for (uint32_t r = 0; r < c->n_row; r += FEW_ROWS) {
             const uint32_t n = c->n_row - r < FEW_ROWS ? c->n_row - r : FEW_ROWS;

@@ -96,13 +96,18 @@ V_INLINE void affine_tile_set(struct affine_tile *t, int bits, uint32_t o, uint3
     const size_t unit_bytes = UNIT * (size_t)bits / 8;
     const size_t rest = w->n_in % UNIT * (size_t)bits / 8;
 
+    const uint8_t *codes = w->codes + o * w->row_bytes;
+    size_t scale = o * w->scale_row_bytes;
+
     t->n_whole = w->n_in / UNIT;
     for (uint32_t j = 0; j < AFFINE_OUTS; j++) {
-        const size_t row = o + (j < n ? j : n - 1);
-
-        t->codes[j] = w->codes + row * w->row_bytes;
-        t->scales[j] = w->scales + row * w->scale_row_bytes;
-        t->biases[j] = w->biases + row * w->scale_row_bytes;
+        if (j && j < n) {
+            codes += w->row_bytes;
+            scale += w->scale_row_bytes;
+        }
+        t->codes[j] = codes;
+        t->scales[j] = w->scales + scale;
+        t->biases[j] = w->biases + scale;
         if (rest) {
             memset(t->tail[j], 0, sizeof t->tail[j]);
             memcpy(t->tail[j], t->codes[j] + t->n_whole * unit_bytes, rest);

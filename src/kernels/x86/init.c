@@ -15,6 +15,7 @@ void esp_kernels_init_amx(struct esp_kernels *k)
 {
     esp_affine_int_init_avx512amx(k);
     esp_trellis_init_avx512amx(k);
+    esp_peak_init_avx512amx(k);
 }
 
 void esp_kernels_init_avx2(struct esp_kernels *k)
@@ -28,6 +29,7 @@ void esp_kernels_init_avx2(struct esp_kernels *k)
     esp_attend_init_avx2(k);
     esp_attend_kv_init_avx2(k);
     esp_kv_encode_init_avx2(k);
+    esp_peak_init_avx2(k);
 }
 
 void esp_kernels_init_avx512(struct esp_kernels *k)
@@ -41,4 +43,5 @@ void esp_kernels_init_avx512(struct esp_kernels *k)
     esp_attend_init_avx512(k);
     esp_attend_kv_init_avx512(k);
     esp_kv_encode_init_avx512(k);
+    esp_peak_init_avx512vnni(k);
 }
