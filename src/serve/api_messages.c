@@ -12,6 +12,7 @@
 #include "base/mem.h"
 
 #include "serve/constrain.h"
+#include "serve/frame.h"
 #include "serve/message_input.h"
 #include "serve/params.h"
 #include "serve/replay.h"
@@ -27,6 +28,7 @@ struct message {
     enum block open; /* of the stream */
     bool opened;     /* message_start is out */
     int index;       /* of the block that is open, or comes next */
+    struct esp_frame frame;
 };
 
 static void free_message(void *answer)
@@ -35,6 +37,7 @@ static void free_message(void *answer)
 
     esp_gen_free(&a->gen);
     esp_chat_free(&a->p);
+    esp_frame_free(&a->frame);
     esp_free(a);
 }
 
@@ -101,6 +104,9 @@ static struct message *make_message(struct esp_call *c)
     }
     esp_gen_init(&a->gen, c->s);
     esp_chat_init(&a->p, c->s);
+    esp_frame_init(&a->frame);
+    esp_strbuf_puts(&a->frame.head,
+                    "event: content_block_delta\ndata: {\"type\":\"content_block_delta\",\"index\":");
     esp_random_id(a->id, sizeof a->id, "msg_");
     snprintf(c->answer_id, sizeof c->answer_id, "%s", a->id);
     esp_random_id(a->signature, sizeof a->signature, "sig_");
@@ -191,9 +197,18 @@ static void open_block(struct esp_job *j, enum block kind, json_t *block)
 
 static void send_delta(struct esp_job *j, const char *type, const char *key, const char *s, size_t len)
 {
-    esp_sse_data(j->call, "content_block_delta",
-                 json_pack("{s:s,s:i,s:{s:s,s:o}}", "type", "content_block_delta", "index",
-                           message_of(j)->index, "delta", "type", type, key, esp_text_json(s, len)));
+    struct message *a = message_of(j);
+    struct esp_strbuf *b = esp_frame_begin(&a->frame);
+
+    esp_frame_number(b, (uint64_t)a->index);
+    esp_strbuf_puts(b, ",\"delta\":{\"type\":\"");
+    esp_strbuf_puts(b, type);
+    esp_strbuf_puts(b, "\",\"");
+    esp_strbuf_puts(b, key);
+    esp_strbuf_puts(b, "\":\"");
+    esp_frame_text(b, s, len);
+    esp_strbuf_puts(b, "\"}}");
+    esp_frame_send(&a->frame, j->call);
 }
 
 static void on_text(struct esp_choice *c, enum esp_turn_what what, const char *s, size_t len)

@@ -25,6 +25,7 @@ static void free_response(void *answer)
     json_decref(a->input);
     json_decref(a->custom);
     json_decref(a->output);
+    esp_frame_free(&a->frame);
     esp_free(a);
 }
 
@@ -174,6 +175,7 @@ static struct esp_response *make_response(struct esp_call *c)
     }
     esp_gen_init(&a->gen, c->s);
     esp_chat_init(&a->p, c->s);
+    esp_frame_init(&a->frame);
     a->created = (int64_t)time(NULL);
     a->store = true;
     a->history = json_array();

@@ -122,6 +122,7 @@ static void on_gone(void *owner, bool slow)
     c->finish = slow ? "slow_client" : "client_closed";
     log_call(c);
     c->r = NULL;
+    atomic_store(&c->gone, true);
     if (slow)
         c->s->metrics.slow_clients++;
     esp_jobs_cancel_call(c, slow ? ESP_JOB_SLOW : ESP_JOB_GONE);

@@ -107,6 +107,7 @@ struct esp_choice {
     int stop_string;      /* index, or -1 */
     esp_token stop_token; /* -1: none */
     struct esp_detok detok;
+    struct esp_strbuf piece; /* text of the last token */
     struct esp_turn *turn;
     struct esp_stop *stop;
     struct esp_strbuf content, reasoning; /* all that was delivered */

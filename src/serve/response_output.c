@@ -128,6 +128,34 @@ static void send_of(struct esp_job *j, const char *type, bool part, json_t *more
     send(j->call, type, v);
 }
 
+/* The same bytes as send_of() with a delta of text; more: what comes behind it. */
+static void send_delta(struct esp_job *j, const char *type, bool part, const char *s, size_t len,
+                       const char *more)
+{
+    struct esp_response *a = response_of(j);
+    struct esp_strbuf *b;
+
+    if (!a->gen.stream)
+        return;
+    b = esp_frame_begin(&a->frame);
+    esp_strbuf_puts(b, "event: response.");
+    esp_strbuf_puts(b, type);
+    esp_strbuf_puts(b, "\ndata: {\"item_id\":\"");
+    esp_strbuf_puts(b, a->item_id);
+    esp_strbuf_puts(b, "\",\"output_index\":");
+    esp_frame_number(b, json_array_size(a->output));
+    esp_strbuf_puts(b, part ? ",\"content_index\":0,\"delta\":\"" : ",\"delta\":\"");
+    esp_frame_text(b, s, len);
+    esp_strbuf_puts(b, more);
+    esp_strbuf_puts(b, ",\"type\":\"response.");
+    esp_strbuf_puts(b, type);
+    esp_strbuf_puts(b, "\",\"sequence_number\":");
+    esp_frame_number(b, (uint64_t)a->sequence++);
+    esp_strbuf_puts(b, "}");
+    esp_frame_send(&a->frame, j->call);
+    esp_sse_last_words(j->call, a->sequence);
+}
+
 static void send_item(struct esp_job *j, const char *type, json_t *item)
 {
     send(j->call, type,
@@ -316,17 +344,18 @@ static void on_text(struct esp_choice *c, enum esp_turn_what what, const char *s
 {
     struct esp_response *a = response_of(c->job);
     const bool message = what == ESP_TURN_CONTENT;
-    json_t *delta, *rows;
 
     if (a->open != (message ? ITEM_MESSAGE : ITEM_REASONING))
         open_item(c, message ? ITEM_MESSAGE : ITEM_REASONING,
                   (message ? c->content.len : c->reasoning.len) - len);
-    delta = json_pack("{s:o}", "delta", esp_text_json(s, len));
-    if (message) {
-        rows = esp_choice_rows(c, false);
-        json_object_set_new(delta, "logprobs", rows ? rows : json_array());
-    }
-    send_of(c->job, message ? "output_text.delta" : "reasoning_text.delta", true, delta);
+    if (!message)
+        send_delta(c->job, "reasoning_text.delta", true, s, len, "\"");
+    else if (!a->gen.logprobs)
+        send_delta(c->job, "output_text.delta", true, s, len, "\",\"logprobs\":[]");
+    else
+        send_of(
+            c->job, "output_text.delta", true,
+            json_pack("{s:o,s:o}", "delta", esp_text_json(s, len), "logprobs", esp_choice_rows(c, false)));
 }
 
 static void on_tool(struct esp_choice *c, struct esp_call_made *made, enum esp_turn_what what, const char *s,
@@ -344,8 +373,7 @@ static void on_tool(struct esp_choice *c, struct esp_call_made *made, enum esp_t
     if (what == ESP_TURN_CALL_END)
         close_item(c, "completed");
     else if (!is_custom(a, made))
-        send_of(c->job, "function_call_arguments.delta", false,
-                json_pack("{s:o}", "delta", esp_text_json(s, len)));
+        send_delta(c->job, "function_call_arguments.delta", false, s, len, "\"");
 }
 
 /* What the next request's history has as this turn. */

@@ -7,6 +7,7 @@
 #define ESP_SERVE_SERVER_H
 
 #include <jansson.h>
+#include <stdatomic.h>
 
 #include "base/strbuf.h"
 #include "engine/service.h"
@@ -131,8 +132,9 @@ struct esp_call {
     struct esp_api_error e;
     double started, last_write;
     bool streaming, replied;
-    unsigned n_job; /* generations of this call that have not ended */
-    void *answer;   /* of the dialect, freed by free_answer */
+    atomic_bool gone; /* r is NULL; for work beside the loop, which then need not be done */
+    unsigned n_job;   /* generations of this call that have not ended */
+    void *answer;     /* of the dialect, freed by free_answer */
     void (*free_answer)(void *answer);
     void (*ping)(struct esp_call *c); /* write a keep-alive; NULL: none */
     double ping_interval;

@@ -113,7 +113,8 @@ static esp_status render(void *arg, esp_error *err)
     struct starting *x = arg;
 
     (void)err;
-    x->rendered = esp_prompt_chat(&x->prompt, x->o.p, x->o.call->s, &x->e);
+    if (!atomic_load(&x->o.call->gone))
+        x->rendered = esp_prompt_chat(&x->prompt, x->o.p, x->o.call->s, &x->e);
     return ESP_OK;
 }
 
