@@ -12,6 +12,7 @@
 #include "base/mem.h"
 
 #include "serve/constrain.h"
+#include "serve/diag.h"
 #include "serve/frame.h"
 #include "serve/message_input.h"
 #include "serve/params.h"
@@ -27,7 +28,8 @@ struct message {
     char signature[48];
     enum block open; /* of the stream */
     bool opened;     /* message_start is out */
-    int index;       /* of the block that is open, or comes next */
+    bool diagnose;
+    int index; /* of the block that is open, or comes next */
     struct esp_frame frame;
 };
 
@@ -63,13 +65,24 @@ static void read_thinking(struct esp_call *c, struct esp_fields *f, struct messa
     esp_chat_read_thinking(f, &a->p);
 }
 
+static void read_diagnostics(struct esp_fields *f, struct message *a)
+{
+    const json_t *asked = NULL;
+    struct esp_fields d;
+
+    a->diagnose = esp_field_object(f, "diagnostics", &asked);
+    if (!a->diagnose)
+        return;
+    esp_fields_init(&d, asked, "diagnostics.", f->e);
+    esp_field_string(&d, "previous_message_id", &a->gen.compare);
+}
+
 enum { WITH_LIMIT, WITHOUT_LIMIT };
 
 static bool read_request(struct esp_call *c, struct message *a, int limit)
 {
-    static const char *const no_effect[] = {"model",      "metadata",      "service_tier",
-                                            "container",  "inference_geo", "context_management",
-                                            "diagnostics"};
+    static const char *const no_effect[] = {"model",     "metadata",      "service_tier",
+                                            "container", "inference_geo", "context_management"};
     struct esp_fields f;
 
     esp_fields_init(&f, c->body, "", &c->e);
@@ -87,6 +100,7 @@ static bool read_request(struct esp_call *c, struct message *a, int limit)
     esp_constrain_read(&f, &a->gen);
     if (esp_field_any(&f, "mcp_servers"))
         esp_gen_warn(&a->gen, "mcp_servers have no effect here");
+    read_diagnostics(&f, a);
     for (size_t i = 0; i < sizeof no_effect / sizeof no_effect[0]; i++)
         esp_field_any(&f, no_effect[i]);
     json_decref(a->gen.ignored);
@@ -144,12 +158,39 @@ static json_t *stop_sequence(const struct esp_choice *c)
                                : json_null();
 }
 
+/* What in the request is not as in the one before it. */
+static json_t *diagnostics_json(const struct esp_job *j)
+{
+    static const char *const types[] = {[ESP_DIAG_NOT_FOUND] = "previous_message_not_found",
+                                        [ESP_DIAG_UNAVAILABLE] = "unavailable",
+                                        [ESP_DIAG_MODEL] = "model_changed",
+                                        [ESP_DIAG_TOOLS] = "tools_changed",
+                                        [ESP_DIAG_SYSTEM] = "system_changed",
+                                        [ESP_DIAG_THINKING] = "messages_changed",
+                                        [ESP_DIAG_COMPACTED] = "messages_changed",
+                                        [ESP_DIAG_MESSAGES] = "messages_changed"};
+    struct esp_diag_result r = {.what = ESP_DIAG_SAME};
+
+    if (j->gen->compare)
+        r = esp_diag_compare(j->s->diag, j, j->gen->compare);
+    if (r.what == ESP_DIAG_SAME)
+        return json_null();
+    if (r.what == ESP_DIAG_NOT_FOUND || r.what == ESP_DIAG_UNAVAILABLE)
+        return json_pack("{s:{s:s}}", "cache_miss_reason", "type", types[r.what]);
+    return json_pack("{s:{s:s,s:I}}", "cache_miss_reason", "type", types[r.what], "cache_missed_input_tokens",
+                     (json_int_t)r.missed);
+}
+
 static json_t *message_json(const struct esp_job *j, json_t *content, json_t *reason, json_t *sequence,
                             json_t *usage)
 {
-    return json_pack("{s:s,s:s,s:s,s:o,s:o,s:o,s:o,s:o}", "id", message_of(j)->id, "type", "message", "role",
-                     "assistant", "model", esp_model_name(j->s, j->gen->adapter), "content", content,
-                     "stop_reason", reason, "stop_sequence", sequence, "usage", usage);
+    json_t *v = json_pack("{s:s,s:s,s:s,s:o,s:o,s:o,s:o,s:o}", "id", message_of(j)->id, "type", "message",
+                          "role", "assistant", "model", esp_model_name(j->s, j->gen->adapter), "content",
+                          content, "stop_reason", reason, "stop_sequence", sequence, "usage", usage);
+
+    if (message_of(j)->diagnose)
+        json_object_set_new(v, "diagnostics", diagnostics_json(j));
+    return v;
 }
 
 /* ---- stream ---- */

@@ -12,6 +12,7 @@
 
 #include "base/json.h"
 
+#include "serve/diag.h"
 #include "serve/replay.h"
 #include "serve/response_input.h"
 #include "serve/store.h"
@@ -71,6 +72,27 @@ static json_t *usage_json(const struct esp_job *j)
                      (json_int_t)j->prompt.n + (json_int_t)c->tokens.n);
 }
 
+/* How the prompt follows the answer that it was to be compared with. A miss without a change of the prompt has
+ * its cause in ext.cache. */
+static json_t *diagnostics_json(const struct esp_job *j)
+{
+    static const char *const reasons[] = {
+        [ESP_DIAG_MODEL] = "model_changed",         [ESP_DIAG_TOOLS] = "tools_changed",
+        [ESP_DIAG_SYSTEM] = "input_changed",        [ESP_DIAG_THINKING] = "reasoning_effort_changed",
+        [ESP_DIAG_COMPACTED] = "context_compacted", [ESP_DIAG_MESSAGES] = "input_changed"};
+    const struct esp_diag_result r = esp_diag_compare(j->s->diag, j, j->gen->compare);
+
+    if (r.what == ESP_DIAG_NOT_FOUND)
+        return json_pack("{s:s}", "type", "comparison_response_not_found");
+    if (r.what == ESP_DIAG_UNAVAILABLE || (r.what == ESP_DIAG_SAME && j->n_cached == 0))
+        return json_pack("{s:s}", "type", "unavailable");
+    if (r.what == ESP_DIAG_SAME)
+        return json_pack("{s:s}", "type", "cache_hit");
+    return json_pack("{s:s,s:s,s:I,s:I}", "type", "cache_miss", "reason", reasons[r.what],
+                     "cache_missed_tokens", (json_int_t)r.missed, "comparison_reusable_tokens",
+                     (json_int_t)r.same);
+}
+
 static json_t *object_json(const struct esp_job *j, const char *status)
 {
     const struct esp_response *a = response_of(j);
@@ -87,6 +109,8 @@ static json_t *object_json(const struct esp_job *j, const char *status)
         json_object_set_new(v, "incomplete_details", json_pack("{s:s}", "reason", "max_output_tokens"));
     if (strcmp(status, "failed") == 0)
         json_object_set_new(v, "error", json_pack("{s:s,s:s}", "code", j->e.code, "message", j->e.message));
+    if (over && j->gen->compare)
+        json_object_set_new(v, "prompt_cache_diagnostics", diagnostics_json(j));
     if (over)
         json_object_set_new(v, "ext", esp_ext_json(j));
     return v;

@@ -28,6 +28,7 @@ struct esp_replay;
 struct esp_store;
 struct esp_background;
 struct esp_content;
+struct esp_diag;
 struct esp_grammars;
 struct esp_breakers;
 struct esp_slot;
@@ -100,6 +101,7 @@ struct esp_server {
     struct esp_mounts *adapters;
     struct esp_replay *replay;
     struct esp_store *store;
+    struct esp_diag *diag;
     struct esp_grammars *grammars;
     struct esp_breakers *breakers;
     json_t *recent;         /* array of the last requests */
