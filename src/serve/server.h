@@ -201,6 +201,8 @@ bool esp_model_check(struct esp_call *c, const json_t *name);
 /* Keys of the file once more; on an error those at hand stay. */
 esp_status esp_server_reload_keys(struct esp_server *s, esp_error *err);
 void esp_server_log(struct esp_server *s, json_t *line);
+/* Messages of the library name files by path; a client gets what stands behind it alone. path may be NULL. */
+void esp_hide_path(esp_error *err, const char *path);
 bool esp_is_loopback(const char *peer);
 
 #endif
