@@ -97,6 +97,8 @@ static void log_call(struct esp_call *c)
     line = json_pack("{s:s,s:s,s:s,s:s,s:i,s:f,s:s}", "event", "request", "id", c->id, "method",
                      c->r ? c->r->head.method : "", "route", c->route ? c->route->path : "-", "status",
                      c->status, "ms", (double)(int64_t)(ms * 10) / 10, "client", c->client);
+    if (line && c->n_prompt)
+        json_object_set_new(line, "model", json_string(c->s->o.model_id));
     if (line && c->key_name[0])
         json_object_set_new(line, "key", json_string(c->key_name));
     if (line && c->e.code)

@@ -518,6 +518,38 @@ static void test_tool_loop(void **state)
     reply_free(&next);
 }
 
+/* Results come in any order; the prompt has them in that of their calls, and those of no call where they stood. */
+static void test_result_order(void **state)
+{
+#define CALL(id, word)                                                                                       \
+    "{'id':'" id "','type':'function','function':{'name':'look_up','arguments':'{\\\"word\\\":\\\"" word     \
+    "\\\"}'}}"
+#define RESULT(id, text) "{'role':'tool','tool_call_id':'" id "','content':'" text "'}"
+    static const char begin[] =
+        "{'messages':[{'role':'user','content':'x'},{'role':'assistant','content':'',"
+        "'tool_calls':[" CALL("a", "one") "," CALL("b", "two") "," CALL("c", "three") "]},";
+    struct reply in_order = client_postf(&shared, "/apply-template", 200, "%s%s", begin,
+                                         RESULT("a", "first") "," RESULT("?", "odd") "," RESULT(
+                                             "b", "second") "," RESULT("c", "third") "]}"),
+                 mixed = client_postf(&shared, "/apply-template", 200, "%s%s", begin,
+                                      RESULT("c", "third") "," RESULT("?", "odd") "," RESULT(
+                                          "a", "first") "," RESULT("b", "second") "]}");
+
+    (void)state;
+    assert_non_null(strstr(text_at(in_order.json, "prompt"), "third"));
+    assert_string_equal(text_at(in_order.json, "prompt"), text_at(mixed.json, "prompt"));
+    reply_free(&in_order);
+    reply_free(&mixed);
+    mixed = client_postf(
+        &shared, "/v1/messages/count_tokens", 200,
+        "{'messages':[{'role':'user','content':'x'},{'role':'assistant','content':[{'type':"
+        "'tool_use','id':'a','name':'f','input':{}},{'type':'tool_use','id':'b','name':'f','input':"
+        "{}}]},{'role':'user','content':[{'type':'tool_result','tool_use_id':'b','content':'2'},"
+        "{'type':'tool_result','tool_use_id':'a','content':'1'}]}]}");
+    assert_true(int_at(mixed.json, "input_tokens") > 10);
+    reply_free(&mixed);
+}
+
 /* Pieces of text are put into frames by hand; each has the bytes that its object has. WEIRD is escaped in every
  * way that there is. */
 static void test_frames(void **state)
@@ -583,7 +615,8 @@ int main(void)
                                        cmocka_unit_test(test_structured),
                                        cmocka_unit_test(test_stable_history),
                                        cmocka_unit_test(test_tool_loop),
-                                       cmocka_unit_test(test_frames)};
+                                       cmocka_unit_test(test_frames),
+                                       cmocka_unit_test(test_result_order)};
 
     return cmocka_run_group_tests(tests, start_plain, stop);
 }
