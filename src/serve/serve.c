@@ -140,8 +140,8 @@ static void look_at_jobs(struct esp_server *s, double now)
             for (uint32_t i = 0; i < j->n; i++)
                 if (!j->choices[i].ended)
                     esp_choice_cancel(&j->choices[i]);
-        } else if (s->o.queue_timeout > 0 && age > s->o.queue_timeout && j->choices[0].first_at <= 0 &&
-                   !j->call->streaming) {
+        } else if (s->o.queue_timeout > 0 && age > s->o.queue_timeout && !j->ns &&
+                   j->choices[0].first_at <= 0) { /* its prompt does not run yet */
             esp_api_fail(&j->e, "queue_timeout", NULL, "no place became free within %.0f s",
                          s->o.queue_timeout);
             esp_job_cancel(j, ESP_JOB_ASKED);

@@ -45,6 +45,26 @@ static int occupy(const struct server *s)
     return fd;
 }
 
+/* A stream that waits too long has begun already: it ends with its protocol's error, and without an end. */
+static void check_streams(const struct server *s)
+{
+    static const struct {
+        const char *path, *fields, *error;
+    } rows[] = {{CHAT, "'messages':[{'role':'user','content':'x'}]", "\"code\":\"queue_timeout\""},
+                {"/v1/completions", "'prompt':'x'", "\"code\":\"queue_timeout\""},
+                {"/v1/responses", "'input':'x'", "event: response.failed"},
+                {"/v1/messages", "'messages':[{'role':'user','content':'x'}],'max_tokens':2",
+                 "\"type\":\"rate_limit_error\""}};
+
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        struct reply r = client_postf(s, rows[i].path, 200, "{%s,'stream':true}", rows[i].fields);
+
+        if (!strstr(r.body, rows[i].error) || strstr(r.body, "[DONE]") || strstr(r.body, "message_stop"))
+            fail_msg("%s: %s", rows[i].path, r.body);
+        reply_free(&r);
+    }
+}
+
 static void test_busy(void **state)
 {
     struct server s;
@@ -68,6 +88,7 @@ static void test_busy(void **state)
                 429, "rate_limit_error", "queue_timeout");
     assert_non_null(reply_header(&r, "Retry-After"));
     reply_free(&r);
+    check_streams(&s);
     close(fd);
     server_stop(&s);
 }
