@@ -33,7 +33,8 @@ static json_t *piece_json(const struct esp_tokenizer *t, uint32_t id)
     return list;
 }
 
-/* A request while it is worked on. What is read from the body is read on the loop; make() runs on any thread. */
+/* A request while it is worked on. What is read from the body is read on the loop; make() runs on any thread.
+ */
 struct work {
     struct esp_call *c;
     void (*make)(struct work *w); /* body, or e */

@@ -97,8 +97,6 @@ static void log_call(struct esp_call *c)
     line = json_pack("{s:s,s:s,s:s,s:s,s:i,s:f,s:s}", "event", "request", "id", c->id, "method",
                      c->r ? c->r->head.method : "", "route", c->route ? c->route->path : "-", "status",
                      c->status, "ms", (double)(int64_t)(ms * 10) / 10, "client", c->client);
-    if (line && c->n_prompt)
-        json_object_set_new(line, "model", json_string(c->s->o.model_id));
     if (line && c->key_name[0])
         json_object_set_new(line, "key", json_string(c->key_name));
     if (line && c->e.code)
@@ -108,9 +106,9 @@ static void log_call(struct esp_call *c)
     if (line && c->n_prompt)
         json_object_update_new(
             line,
-            json_pack("{s:I,s:I,s:I,s:f,s:f,s:f,s:s?,s:s?,s:s?}", "prompt", (json_int_t)c->n_prompt, "cached",
-                      (json_int_t)c->n_cached, "output", (json_int_t)c->n_output, "queue_ms", c->queue_ms,
-                      "ttft_ms", c->ttft_ms, "tps",
+            json_pack("{s:s,s:I,s:I,s:I,s:f,s:f,s:f,s:s?,s:s?,s:s?}", "model", c->s->o.model_id, "prompt",
+                      (json_int_t)c->n_prompt, "cached", (json_int_t)c->n_cached, "output",
+                      (json_int_t)c->n_output, "queue_ms", c->queue_ms, "ttft_ms", c->ttft_ms, "tps",
                       ms > c->ttft_ms ? 1000 * (double)c->n_output / (ms - c->ttft_ms) : 0.0, "finish",
                       c->finish, "cache", c->cache_reason, "adapter", c->adapter[0] ? c->adapter : NULL));
     esp_server_log(c->s, line);

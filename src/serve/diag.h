@@ -1,7 +1,7 @@
 /*
- * What ran lately, by the ids of answers: token ids with what a request was made of, so that a client can ask
- * why its next one found less in the cache than it hoped. In memory alone, the oldest go first. Private to the
- * room.
+ * What ran lately, by the ids of answers: token ids with what a request was made of, so that a client can
+ * ask why its next one found less in the cache than it hoped. In memory alone, the oldest go first. Private
+ * to the room.
  *
  * SPDX-License-Identifier: MIT
  */

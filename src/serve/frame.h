@@ -1,7 +1,7 @@
 /*
- * Events of a stream written by hand. A piece of text is the most frequent event by far: what all of a stream's
- * share is rendered once, and only text and numbers are put in. The bytes are those that esp_sse_data() makes.
- * Private to the room.
+ * Events of a stream written by hand. A piece of text is the most frequent event by far: what all of a
+ * stream's share is rendered once, and only text and numbers are put in. The bytes are those that
+ * esp_sse_data() makes. Private to the room.
  *
  * SPDX-License-Identifier: MIT
  */

@@ -42,8 +42,8 @@ void esp_late_list_close(struct esp_late_list *l);
 
 /* Of a connection; max: bytes that may wait here. */
 void esp_late_init(struct esp_late *t, size_t max);
-/* Where to add text now, to be sent in this turn. NULL while older text waits for the socket: what follows goes
- * to the connection's own buffer. */
+/* Where to add text now, to be sent in this turn. NULL while older text waits for the socket: what follows
+ * goes to the connection's own buffer. */
 struct esp_strbuf *esp_late_text(struct esp_late *t);
 /* Bytes that wait, here and for the socket. */
 size_t esp_late_length(const struct esp_late *t);

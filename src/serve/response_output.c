@@ -72,8 +72,8 @@ static json_t *usage_json(const struct esp_job *j)
                      (json_int_t)j->prompt.n + (json_int_t)c->tokens.n);
 }
 
-/* How the prompt follows the answer that it was to be compared with. A miss without a change of the prompt has
- * its cause in ext.cache. */
+/* How the prompt follows the answer that it was to be compared with. A miss without a change of the prompt
+ * has its cause in ext.cache. */
 static json_t *diagnostics_json(const struct esp_job *j)
 {
     static const char *const reasons[] = {
