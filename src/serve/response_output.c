@@ -434,23 +434,37 @@ static void keep(struct esp_job *j, const json_t *object)
         esp_server_log(j->s, json_pack("{s:s,s:s}", "event", "response not stored", "error", err.message));
 }
 
+/* It was the context that ended the answer, and nothing that the client had asked for. */
+static bool is_full(const struct esp_job *j)
+{
+    const struct esp_choice *c = &j->choices[0];
+    const uint64_t most = j->s->kv_tokens < j->s->context ? j->s->kv_tokens : j->s->context;
+
+    return c->end == ESP_END_LENGTH && !j->timed_out &&
+           (j->gen->clamped_to >= 0 || (j->gen->max_tokens < 0 && j->prompt.n + c->tokens.n >= most));
+}
+
 static void on_done(struct esp_job *j)
 {
     struct esp_response *a = response_of(j);
     struct esp_choice *c = &j->choices[0];
-    const bool cut = c->end == ESP_END_LENGTH;
-    const char *status = j->e.http ? "failed" : cut ? "incomplete" : "completed";
+    const bool cut = c->end == ESP_END_LENGTH, broken = j->e.http != 0;
+    const char *status;
     json_t *object;
 
-    if (j->e.http && !a->gen.stream) {
+    if (broken && !a->gen.stream) {
         esp_reply_job_error(j);
         return;
     }
-    close_item(c, cut || j->e.http ? "incomplete" : "completed");
-    if (!j->e.http)
+    close_item(c, cut || broken ? "incomplete" : "completed");
+    if (!broken)
         esp_replay_keep(j->s->replay, c, a->reasoning_id[0] ? a->reasoning_id : NULL);
+    if (!broken && is_full(j))
+        esp_api_fail(&j->e, "context_length_exceeded", NULL, "the context of %u tokens is full",
+                     j->s->context);
+    status = j->e.http ? "failed" : cut ? "incomplete" : "completed";
     object = object_json(j, status);
-    if (!j->e.http && a->store)
+    if (!broken && a->store)
         keep(j, object);
     if (!a->gen.stream) {
         esp_reply_answer(j->call, object);

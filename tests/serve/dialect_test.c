@@ -517,6 +517,30 @@ static void test_tool_loop(void **state)
     reply_free(&next);
 }
 
+/* The context ends an answer that had no limit, or a higher one: that is no wish of the client's. */
+static void test_full(void **state)
+{
+    static const char *const fields[] = {"", ",'max_output_tokens':100000"};
+    struct server s;
+
+    (void)state;
+    server_init(&s);
+    s.engine.context = 64;
+    server_start(&s);
+    for (int i = 0; i < 4; i++) {
+        struct reply r = client_postf(&s, RESPONSES, 200, "{'input':'x','ignore_eos':true%s%s}",
+                                      fields[i / 2], i % 2 ? ",'stream':true" : "");
+
+        if (i % 2)
+            assert_non_null(strstr(r.body, "event: response.failed"));
+        else
+            assert_string_equal(text_at(r.json, "status"), "failed");
+        assert_non_null(strstr(r.body, "\"error\":{\"code\":\"context_length_exceeded\""));
+        reply_free(&r);
+    }
+    server_stop(&s);
+}
+
 /* Results come in any order; the prompt has them in that of their calls, those of none where they stood. */
 static void test_result_order(void **state)
 {
@@ -560,6 +584,7 @@ int main(void)
                                        cmocka_unit_test(test_structured),
                                        cmocka_unit_test(test_stable_history),
                                        cmocka_unit_test(test_tool_loop),
+                                       cmocka_unit_test(test_full),
                                        cmocka_unit_test(test_result_order)};
 
     return cmocka_run_group_tests(tests, start_plain, stop);
