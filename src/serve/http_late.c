@@ -40,7 +40,7 @@ static void send_now(struct esp_late *t)
     const ssize_t n = send(bufferevent_getfd(t->bev), t->text.data, t->text.len, MSG_NOSIGNAL | MSG_DONTWAIT);
     const size_t sent = n > 0 ? (size_t)n : 0;
 
-    if (sent < t->text.len) {
+    if (sent < t->text.len || t->text.failed) {
         pass_on(t, sent);
         t->stuck(t->owner);
     }
@@ -120,7 +120,7 @@ static void unlink_late(struct esp_late *t)
 void esp_late_push(struct esp_late *t)
 {
     unlink_late(t);
-    if (t->text.len)
+    if (t->text.len || t->text.failed)
         pass_on(t, 0);
     empty(t);
 }
