@@ -338,6 +338,7 @@ typedef struct esp_stats {
     uint64_t disk_saved, disk_restored, disk_failed; /* files written, read back; given up or damaged */
     uint64_t disk_bytes;
     const char *spec_name;                      /* drafter in use: "mtp", "ngram", "draft"; "off" */
+    uint32_t spec_rows;                         /* active rows that may draft: not switched off */
     uint64_t spec_rounds;                       /* passes of a row with at least one draft */
     uint64_t spec_drafted, spec_accepted;       /* tokens, over all rounds */
     uint64_t spec_asked_at[ESP_SPEC_POSITIONS]; /* by position behind the pending token: tried ... */

@@ -415,4 +415,7 @@ void esp_spec_stats(const struct esp_engine *g, esp_stats *out)
 {
     out->spec_name = g->spec.drafter ? g->spec.drafter->name : "off";
     out->draft_seconds = g->spec.draft_seconds;
+    out->spec_rows = 0;
+    for (const struct esp_seq *s = g->seqs; s && g->spec.drafter; s = s->next)
+        out->spec_rows += s->active && !s->spec.off;
 }

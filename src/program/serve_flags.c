@@ -100,6 +100,7 @@ static void take_answers(struct esp_serve_opts *o, const struct esp_opt_value *v
     o->keep_attribution = !v[OPT_STRIP_ATTRIBUTION].on;
     o->response_bytes = v[OPT_RESPONSE_STORE].size;
     o->response_ttl = v[OPT_RESPONSE_TTL].f;
+    o->diag_entries = (uint32_t)v[OPT_DIAG_ENTRIES].i;
     o->response_dir = v[OPT_RESPONSE_DIR].s;
     o->replay_entries = (uint32_t)v[OPT_REPLAY_ENTRIES].i;
     o->replay_bytes = v[OPT_REPLAY_BYTES].size;

@@ -355,11 +355,12 @@ static void finish_mount(struct mounting *m, esp_status status, const esp_error 
 {
     struct esp_call *c = m->c;
     struct mounted *old = find(c->s->adapters, m->id, strlen(m->id)), *e = NULL;
-    esp_error full;
+    esp_error full, shown = *err;
 
     if (status != ESP_OK) {
+        esp_hide_path(&shown, m->path);
         esp_api_fail(&c->e, status == ESP_ENOTFOUND ? "adapter_not_found" : "adapter_incompatible", "path",
-                     "%s", err->message);
+                     "%s", shown.message);
         return;
     }
     if (old && old->refs) {
@@ -537,6 +538,7 @@ static void look_at(struct looking *l, const char *name)
     esp_adapter_close(adapter);
     if (!ok && err.status == ESP_ENOTFOUND)
         return; /* no adapter at all */
+    esp_hide_path(&err, path);
     json_array_append_new(l->list,
                           json_pack("{s:s,s:s,s:b,s:s?,s:I,s:I}", "id", name, "path", name, "compatible", ok,
                                     "reason", ok ? NULL : err.message, "rank", (json_int_t)info.max_rank,

@@ -271,18 +271,6 @@ static void refuse(const struct task *t, esp_status s, const esp_error *err)
                  t->filename[0] ? ": " : "", err->message, t->quarantined ? "; moved to quarantine" : "");
 }
 
-/* Messages of the library name files by path; a client gets the name alone. */
-static void hide_path(const struct task *t, esp_error *err)
-{
-    char *at = t->path ? strstr(err->message, t->path) : NULL;
-
-    if (!at)
-        return;
-    memmove(at, at + strlen(t->path), strlen(at + strlen(t->path)) + 1);
-    if (strncmp(at, ": ", 2) == 0)
-        memmove(at, at + 2, strlen(at + 2) + 1);
-}
-
 static void task_done(void *arg, esp_status s, const esp_error *err)
 {
     struct task *t = arg;
@@ -297,7 +285,7 @@ static void task_done(void *arg, esp_status s, const esp_error *err)
         name_adapters(t);
         esp_reply_json(c, 200, result(t));
     } else {
-        hide_path(t, &shown);
+        esp_hide_path(&shown, t->path);
         refuse(t, s, &shown);
         esp_reply_error(c);
     }

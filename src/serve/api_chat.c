@@ -11,9 +11,9 @@
 #include <time.h>
 
 #include "base/mem.h"
-#include "text/toolvalue.h"
 
 #include "serve/constrain.h"
+#include "serve/frame.h"
 #include "serve/params.h"
 #include "serve/replay.h"
 #include "serve/route.h"
@@ -25,8 +25,7 @@ struct chat {
     int64_t created;
     bool include_usage;
     double admitted_ms;
-    /* A piece of text is the most frequent event by far: what all of them share is written once. */
-    struct esp_strbuf head, frame; /* up to the choice; being made */
+    struct esp_frame frame;
 };
 
 static void free_chat(void *answer)
@@ -35,8 +34,7 @@ static void free_chat(void *answer)
 
     esp_gen_free(&a->gen);
     esp_chat_free(&a->p);
-    esp_strbuf_free(&a->head);
-    esp_strbuf_free(&a->frame);
+    esp_frame_free(&a->frame);
     esp_free(a);
 }
 
@@ -84,38 +82,24 @@ static void send_delta(struct esp_choice *c, json_t *delta, json_t *rows)
     esp_sse_data(c->job->call, NULL, chunk(c->job, choice));
 }
 
-/* Everything in front of a chunk's first choice. */
-static void make_head(const struct esp_job *j)
-{
-    struct chat *a = chat_of(j);
-    json_t *v = chunk(j, NULL);
-
-    json_object_del(v, "choices");
-    json_object_del(v, "usage");
-    esp_strbuf_puts(&a->head, "data: ");
-    if (v && esp_json_add(&a->head, v)) {
-        a->head.len--; /* the closing brace */
-        esp_strbuf_puts(&a->head, ",\"choices\":[{\"index\":");
-    }
-    json_decref(v);
-}
-
-/* The same bytes as send_delta() with {name: text}, without making an object of them. */
-static void send_text(struct esp_choice *c, const char *name, const char *s, size_t len)
+/* The same bytes as send_delta() without log-probabilities, for a delta that opens with these, has one string
+ * and closes with those. */
+static void send_text(struct esp_choice *c, const char *open, const char *s, size_t len, const char *close)
 {
     struct chat *a = chat_of(c->job);
-    struct esp_strbuf *b = &a->frame;
+    struct esp_strbuf *b;
 
-    if (a->head.len == 0)
-        make_head(c->job);
-    esp_strbuf_clear(b);
-    esp_strbuf_add(b, a->head.data, a->head.len);
-    esp_strbuf_printf(b, "%u,\"delta\":{\"%s\":\"", c->index, name);
-    esp_json_escape(b, s, len);
-    esp_strbuf_puts(b, "\"},\"logprobs\":null,\"finish_reason\":null}]");
-    esp_strbuf_puts(b, a->include_usage ? ",\"usage\":null}\n\n" : "}\n\n");
-    if (!a->head.failed)
-        esp_sse_write(c->job->call, b);
+    if (a->frame.head.len == 0)
+        esp_frame_chunk_head(&a->frame, chunk(c->job, NULL));
+    b = esp_frame_begin(&a->frame);
+    esp_frame_number(b, c->index);
+    esp_strbuf_puts(b, ",\"delta\":{");
+    esp_strbuf_puts(b, open);
+    esp_frame_text(b, s, len);
+    esp_strbuf_puts(b, close);
+    esp_strbuf_puts(b, "},\"logprobs\":null,\"finish_reason\":null}]");
+    esp_strbuf_puts(b, a->include_usage ? ",\"usage\":null}" : "}");
+    esp_frame_send(&a->frame, c->job->call);
 }
 
 /* The reasoning under the names that the server was told to use; text is released. */
@@ -136,13 +120,15 @@ static void on_text(struct esp_choice *c, enum esp_turn_what what, const char *s
     if (!a->gen.stream)
         return;
     if (what == ESP_TURN_CONTENT && !a->gen.logprobs) {
-        send_text(c, "content", s, len);
+        send_text(c, "\"content\":\"", s, len, "\"");
     } else if (what == ESP_TURN_CONTENT) {
         delta = json_pack("{s:o}", "content", esp_text_json(s, len));
         send_delta(c, delta, esp_choice_rows(c, false));
     } else if (a->p.include_reasoning && c->job->s->o.reasoning_field != ESP_REASONING_BOTH) {
-        send_text(c, c->job->s->o.reasoning_field == ESP_REASONING_PLAIN ? "reasoning" : "reasoning_content",
-                  s, len);
+        send_text(c,
+                  c->job->s->o.reasoning_field == ESP_REASONING_PLAIN ? "\"reasoning\":\""
+                                                                      : "\"reasoning_content\":\"",
+                  s, len, "\"");
     } else if (a->p.include_reasoning) {
         delta = json_object();
         set_reasoning(c->job->s, delta, esp_text_json(s, len));
@@ -154,16 +140,19 @@ static void on_tool(struct esp_choice *c, struct esp_call_made *made, enum esp_t
                     size_t len)
 {
     const int index = (int)(made - c->calls);
-    json_t *call;
+    char open[80];
 
     if (!chat_of(c->job)->gen.stream || what == ESP_TURN_CALL_END)
         return;
-    if (what == ESP_TURN_CALL)
-        call = json_pack("{s:i,s:s,s:s,s:{s:s,s:s}}", "index", index, "id", made->id, "type", "function",
-                         "function", "name", made->name, "arguments", "");
-    else
-        call = json_pack("{s:i,s:{s:o}}", "index", index, "function", "arguments", esp_text_json(s, len));
-    send_delta(c, json_pack("{s:[o]}", "tool_calls", call), NULL);
+    if (what == ESP_TURN_CALL) {
+        send_delta(c,
+                   json_pack("{s:[{s:i,s:s,s:s,s:{s:s,s:s}}]}", "tool_calls", "index", index, "id", made->id,
+                             "type", "function", "function", "name", made->name, "arguments", ""),
+                   NULL);
+        return;
+    }
+    snprintf(open, sizeof open, "\"tool_calls\":[{\"index\":%d,\"function\":{\"arguments\":\"", index);
+    send_text(c, open, s, len, "\"}}]");
 }
 
 static json_t *stop_reason(const struct esp_choice *c)
@@ -358,8 +347,7 @@ static struct chat *make_chat(struct esp_call *c)
     }
     esp_gen_init(&a->gen, c->s);
     esp_chat_init(&a->p, c->s);
-    esp_strbuf_init(&a->head, 1 << 16);
-    esp_strbuf_init(&a->frame, SIZE_MAX / 4);
+    esp_frame_init(&a->frame);
     a->created = (int64_t)time(NULL);
     esp_random_id(a->id, sizeof a->id, "chatcmpl-");
     snprintf(c->answer_id, sizeof c->answer_id, "%s", a->id);

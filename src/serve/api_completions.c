@@ -14,8 +14,10 @@
 #include "engine/chat.h"
 
 #include "serve/adapters.h"
+#include "serve/background.h"
 #include "serve/constrain.h"
 #include "serve/fim.h"
+#include "serve/frame.h"
 #include "serve/params.h"
 #include "serve/route.h"
 
@@ -26,8 +28,10 @@ struct completion {
     char id[48];
     int64_t created;
     bool include_usage, echo, failed;
-    const json_t *suffix; /* of the body: fill in what belongs in front of it; NULL: go on */
-    bool control;         /* <|im_end|> and the like in a prompt are tokens */
+    const json_t *suffix;   /* of the body: fill in what belongs in front of it; NULL: go on */
+    bool control;           /* <|im_end|> and the like in a prompt are tokens */
+    const json_t *prompt;   /* of the body */
+    struct esp_api_error e; /* of what is done with it beside the loop */
     size_t n_prompt, n_done;
     struct esp_ids prompts[MAX_PROMPTS];
     struct esp_strbuf echoes[MAX_PROMPTS];        /* text of a prompt, with echo */
@@ -36,6 +40,7 @@ struct completion {
     json_t *choices;                              /* [n_prompt * n], whole answers */
     uint64_t sent[MAX_PROMPTS * ESP_MAX_CHOICES]; /* characters so far, for text_offset */
     json_t *usage, *timings, *ext;
+    struct esp_frame frame;
 };
 
 static void free_completion(void *answer)
@@ -52,6 +57,8 @@ static void free_completion(void *answer)
     json_decref(a->usage);
     json_decref(a->timings);
     json_decref(a->ext);
+    esp_api_error_clear(&a->e);
+    esp_frame_free(&a->frame);
     esp_free(a);
 }
 
@@ -179,12 +186,35 @@ static void on_prompt(struct esp_job *j, const struct esp_service_event *x)
     json_array_append_new(completion_of(j)->scores[j->index], esp_logprob_row(j, x));
 }
 
+/* The same bytes as send() without log-probabilities. */
+static void send_text(struct esp_choice *c, const char *s, size_t len)
+{
+    struct completion *a = completion_of(c->job);
+    struct esp_strbuf *b;
+
+    if (a->frame.head.len == 0)
+        esp_frame_chunk_head(&a->frame, object_json(c->job->call, json_array()));
+    b = esp_frame_begin(&a->frame);
+    esp_frame_number(b, number_of(c));
+    esp_strbuf_puts(b, ",\"text\":\"");
+    esp_frame_text(b, s, len);
+    esp_strbuf_puts(b, "\",\"logprobs\":null,\"finish_reason\":null}]");
+    esp_strbuf_puts(b, a->include_usage ? ",\"usage\":null}" : "}");
+    esp_frame_send(&a->frame, c->job->call);
+}
+
 static void on_text(struct esp_choice *c, enum esp_turn_what what, const char *s, size_t len)
 {
-    if (completion_of(c->job)->gen.stream && what == ESP_TURN_CONTENT)
+    const struct completion *a = completion_of(c->job);
+
+    if (!a->gen.stream || what != ESP_TURN_CONTENT)
+        return;
+    if (a->gen.logprobs)
         send(c->job->call,
              json_pack("{s:i,s:o,s:o,s:n}", "index", (int)number_of(c), "text", esp_text_json(s, len),
                        "logprobs", logprobs_json(c, number_of(c), false), "finish_reason"));
+    else
+        send_text(c, s, len);
 }
 
 static json_t *stop_reason(const struct esp_choice *c)
@@ -312,45 +342,58 @@ static void ping(struct esp_call *c)
 
 /* ---- requests ---- */
 
-static bool add_prompt(struct esp_call *c, struct completion *a, const json_t *one, const char *at)
+/* Any thread: touches the call's body and a alone. */
+static bool add_prompt(const struct esp_server *s, struct completion *a, const json_t *one, const char *at)
 {
     struct esp_ids *ids = &a->prompts[a->n_prompt];
 
     esp_ids_init(ids, ESP_LIMIT_TURN_BYTES);
-    esp_strbuf_init(&a->echoes[a->n_prompt++], (size_t)c->s->o.max_prompt_bytes * 4);
+    esp_strbuf_init(&a->echoes[a->n_prompt++], (size_t)s->o.max_prompt_bytes * 4);
     if (!json_is_string(one) && !json_is_array(one))
-        return esp_api_fail(&c->e, "invalid_type", at, "%s: %s is neither a string nor an array of token ids",
+        return esp_api_fail(&a->e, "invalid_type", at, "%s: %s is neither a string nor an array of token ids",
                             at, esp_show_value(one));
     if (json_is_string(one)
-            ? !esp_prompt_text(ids, c->s, json_string_value(one), json_string_length(one), a->control, &c->e)
-            : !esp_prompt_ids(ids, c->s, one, at, &c->e))
+            ? !esp_prompt_text(ids, s, json_string_value(one), json_string_length(one), a->control, &a->e)
+            : !esp_prompt_ids(ids, s, one, at, &a->e))
         return false;
-    return !a->suffix || esp_fim_wrap(ids, c->s, a->suffix, a->control, &c->e);
+    return !a->suffix || esp_fim_wrap(ids, s, a->suffix, a->control, &a->e);
 }
 
-static bool read_prompts(struct esp_call *c, struct esp_fields *f, struct completion *a)
+static bool is_list(const json_t *prompt)
 {
-    const json_t *v = esp_field_any(f, "prompt"), *one;
+    return json_is_array(prompt) && !json_is_integer(json_array_get(prompt, 0));
+}
+
+static void read_prompt(struct esp_call *c, struct esp_fields *f, struct completion *a)
+{
+    a->prompt = esp_field_any(f, "prompt");
+    if (!a->prompt)
+        esp_api_fail(&c->e, "missing_field", "prompt",
+                     "prompt: missing; a string, token ids, or an array of them");
+    else if (is_list(a->prompt) &&
+             (json_array_size(a->prompt) == 0 || json_array_size(a->prompt) > MAX_PROMPTS))
+        esp_api_fail(&c->e, "invalid_value", "prompt", "prompt: %zu prompts; 1 to %d are accepted",
+                     json_array_size(a->prompt), MAX_PROMPTS);
+}
+
+/* The prompts as ids; any thread. */
+static void add_prompts(const struct esp_call *c, struct completion *a)
+{
+    const struct esp_server *s = c->s;
+    const json_t *one;
     char at[32];
     size_t i;
 
-    if (c->e.http)
-        return false;
-    if (!v)
-        return esp_api_fail(&c->e, "missing_field", "prompt",
-                            "prompt: missing; a string, token ids, or an array of them");
-    if (!json_is_array(v) || json_is_integer(json_array_get(v, 0)))
-        return add_prompt(c, a, v, "prompt");
-    if (json_array_size(v) == 0 || json_array_size(v) > MAX_PROMPTS)
-        return esp_api_fail(&c->e, "invalid_value", "prompt", "prompt: %zu prompts; 1 to %d are accepted",
-                            json_array_size(v), MAX_PROMPTS);
-    json_array_foreach(v, i, one)
+    if (!is_list(a->prompt)) {
+        add_prompt(s, a, a->prompt, "prompt");
+        return;
+    }
+    json_array_foreach(a->prompt, i, one)
     {
         snprintf(at, sizeof at, "prompt[%zu]", i);
-        if (!add_prompt(c, a, one, at))
-            return false;
+        if (atomic_load(&c->gone) || !add_prompt(s, a, one, at))
+            return;
     }
-    return true;
 }
 
 static bool read_request(struct esp_call *c, struct completion *a)
@@ -382,33 +425,32 @@ static bool read_request(struct esp_call *c, struct completion *a)
     esp_field_any(&f, "model");
     if (!c->e.http && a->gen.max_tokens < 0)
         a->gen.max_tokens = DEFAULT_MAX_TOKENS;
-    if (!read_prompts(c, &f, a))
-        return false;
+    read_prompt(c, &f, a);
     json_decref(a->gen.ignored);
     a->gen.ignored = esp_fields_ignored(&f);
     return !c->e.http && esp_model_check(c, json_object_get(c->body, "model"));
 }
 
 /* The first token's row: nothing stands in front of it. */
-static json_t *first_row(const struct esp_call *c, uint32_t id)
+static json_t *first_row(const struct esp_server *s, uint32_t id)
 {
     struct esp_strbuf text;
     json_t *v;
 
     esp_strbuf_init(&text, 4 * ESP_LIMIT_TOKEN_BYTES);
-    esp_detok_decode(esp_model_tokenizer(c->s->model), &id, 1, 0, &text, NULL);
+    esp_detok_decode(esp_model_tokenizer(s->model), &id, 1, 0, &text, NULL);
     v = json_pack("{s:o,s:n}", "token", esp_text_json(esp_strbuf_str(&text), text.len), "logprob");
     esp_strbuf_free(&text);
     return v;
 }
 
-static void make_echoes(struct esp_call *c, struct completion *a)
+static void make_echoes(const struct esp_call *c, struct completion *a)
 {
     for (size_t i = 0; a->echo && i < a->n_prompt; i++) {
         esp_detok_decode(esp_model_tokenizer(c->s->model), a->prompts[i].data, a->prompts[i].n, 0,
                          &a->echoes[i], NULL);
         if (a->gen.score && a->prompts[i].n)
-            a->scores[i] = json_pack("[o]", first_row(c, a->prompts[i].data[0]));
+            a->scores[i] = json_pack("[o]", first_row(c->s, a->prompts[i].data[0]));
         for (uint32_t k = 0; k < a->gen.n && !a->gen.score; k++)
             a->sent[i * a->gen.n + k] = characters(esp_strbuf_str(&a->echoes[i]), a->echoes[i].len);
     }
@@ -459,15 +501,58 @@ static void grammar_known(void *user)
     esp_call_job_ended(c);
 }
 
+/* The prompts are ids now, or it is known why they are not. */
+static void got_prompts(struct esp_call *c)
+{
+    struct completion *a = c->answer;
+
+    if (a->e.http) {
+        c->e = a->e;
+        memset(&a->e, 0, sizeof a->e);
+    }
+    if (c->e.http || !c->r) {
+        grammar_known(c);
+        return;
+    }
+    for (size_t i = 0; i < a->n_prompt * a->gen.n; i++)
+        json_array_append_new(a->choices, json_null());
+    esp_constrain_compile(
+        &(struct esp_constrain_ask){.s = c->s, .gen = &a->gen, .e = &c->e, .done = grammar_known, .user = c});
+}
+
+static esp_status tokenize(void *arg, esp_error *err)
+{
+    const struct esp_call *c = arg;
+    struct completion *a = c->answer;
+
+    (void)err;
+    if (!atomic_load(&c->gone))
+        add_prompts(c, a);
+    if (!a->e.http && !atomic_load(&c->gone))
+        make_echoes(c, a);
+    return ESP_OK;
+}
+
+static void tokenized(void *arg, esp_status s, const esp_error *err)
+{
+    struct esp_call *c = arg;
+
+    if (s != ESP_OK)
+        esp_api_fail_status(&c->e, NULL, err);
+    got_prompts(c);
+}
+
 void esp_completions(struct esp_call *c)
 {
     struct completion *a = esp_alloc(sizeof *a);
+    esp_error err;
 
     if (!a) {
         esp_api_fail(&c->e, "device_lost", NULL, "no memory for the request");
         return;
     }
     esp_gen_init(&a->gen, c->s);
+    esp_frame_init(&a->frame);
     a->created = (int64_t)time(NULL);
     a->choices = json_array();
     esp_random_id(a->id, sizeof a->id, "cmpl-");
@@ -476,11 +561,11 @@ void esp_completions(struct esp_call *c)
     c->free_answer = free_completion;
     if (!read_request(c, a))
         return;
-    for (size_t i = 0; i < a->n_prompt * a->gen.n; i++)
-        json_array_append_new(a->choices, json_null());
-    make_echoes(c, a);
-    c->n_job++;
+    c->n_job++; /* the call stays although its client may go */
     esp_mounts_hold(c->s, a->gen.adapters, a->gen.n_adapter, 1);
-    esp_constrain_compile(
-        &(struct esp_constrain_ask){.s = c->s, .gen = &a->gen, .e = &c->e, .done = grammar_known, .user = c});
+    if (!esp_call_is_big(c) ||
+        esp_background_queue(c->s->background, tokenize, tokenized, c, &err) != ESP_OK) {
+        tokenize(c, &err);
+        got_prompts(c);
+    }
 }

@@ -12,6 +12,7 @@
 
 #include "serve/adapters.h"
 #include "serve/content.h"
+#include "serve/diag.h"
 #include "serve/job.h"
 #include "serve/life.h"
 #include "serve/page.h"
@@ -365,9 +366,9 @@ static json_t *memory_json(const struct esp_server *s, const esp_stats *t)
 
 static json_t *spec_json(const esp_stats *t)
 {
-    return json_pack("{s:s,s:I,s:I,s:I,s:f}", "mode", t->spec_name ? t->spec_name : "off", "rounds",
-                     (json_int_t)t->spec_rounds, "drafted", (json_int_t)t->spec_drafted, "accepted",
-                     (json_int_t)t->spec_accepted, "accept_rate",
+    return json_pack("{s:s,s:I,s:I,s:I,s:I,s:f}", "mode", t->spec_name ? t->spec_name : "off", "enabled_rows",
+                     (json_int_t)t->spec_rows, "rounds", (json_int_t)t->spec_rounds, "drafted",
+                     (json_int_t)t->spec_drafted, "accepted", (json_int_t)t->spec_accepted, "accept_rate",
                      t->spec_drafted ? (double)t->spec_accepted / (double)t->spec_drafted : 0.0);
 }
 
@@ -411,22 +412,24 @@ void esp_get_stats(struct esp_call *c)
 {
     struct esp_server *s = c->s;
     struct esp_replay_counts replay;
-    uint64_t entries, bytes, written, lost;
+    uint64_t entries, bytes, written, lost, diag_entries, diag_bytes;
     esp_stats t;
     json_t *v;
 
     esp_life_stats(s, &t);
     esp_content_count(s->content, &written, &lost);
     esp_store_count(s->store, &entries, &bytes);
+    esp_diag_count(s->diag, &diag_entries, &diag_bytes);
     esp_replay_count(s->replay, &replay);
-    v = json_pack("{s:o,s:o,s:o,s:o,s:o,s:o,s:o,s:{s:I,s:I},s:{s:I,s:I,s:I},s:{s:I,s:I},s:{s:O},s:O}",
-                  "server", server_json(s), "memory", memory_json(s, &t), "admission", admission_json(s, &t),
-                  "scheduler", scheduler_json(s, &t), "cache", cache_json(s, &t), "spec", spec_json(&t),
-                  "adapters", esp_mounts_list(s), "responses", "entries", (json_int_t)entries, "bytes",
-                  (json_int_t)bytes, "replay", "entries", (json_int_t)replay.entries, "bytes",
-                  (json_int_t)replay.bytes, "hits", (json_int_t)replay.hits, "content_log", "written",
-                  (json_int_t)written, "lost", (json_int_t)lost, "errors", "by_code", s->errors, "recent",
-                  s->recent);
+    v = json_pack(
+        "{s:o,s:o,s:o,s:o,s:o,s:o,s:o,s:{s:I,s:I},s:{s:I,s:I},s:{s:I,s:I,s:I},s:{s:I,s:I},s:{s:O},s:O}",
+        "server", server_json(s), "memory", memory_json(s, &t), "admission", admission_json(s, &t),
+        "scheduler", scheduler_json(s, &t), "cache", cache_json(s, &t), "spec", spec_json(&t), "adapters",
+        esp_mounts_list(s), "responses", "entries", (json_int_t)entries, "bytes", (json_int_t)bytes, "diag",
+        "entries", (json_int_t)diag_entries, "bytes", (json_int_t)diag_bytes, "replay", "entries",
+        (json_int_t)replay.entries, "bytes", (json_int_t)replay.bytes, "hits", (json_int_t)replay.hits,
+        "content_log", "written", (json_int_t)written, "lost", (json_int_t)lost, "errors", "by_code",
+        s->errors, "recent", s->recent);
     esp_reply_json(c, 200, v);
 }
 

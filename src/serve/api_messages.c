@@ -12,6 +12,8 @@
 #include "base/mem.h"
 
 #include "serve/constrain.h"
+#include "serve/diag.h"
+#include "serve/frame.h"
 #include "serve/message_input.h"
 #include "serve/params.h"
 #include "serve/replay.h"
@@ -26,7 +28,9 @@ struct message {
     char signature[48];
     enum block open; /* of the stream */
     bool opened;     /* message_start is out */
-    int index;       /* of the block that is open, or comes next */
+    bool diagnose;
+    int index; /* of the block that is open, or comes next */
+    struct esp_frame frame;
 };
 
 static void free_message(void *answer)
@@ -35,6 +39,7 @@ static void free_message(void *answer)
 
     esp_gen_free(&a->gen);
     esp_chat_free(&a->p);
+    esp_frame_free(&a->frame);
     esp_free(a);
 }
 
@@ -60,13 +65,24 @@ static void read_thinking(struct esp_call *c, struct esp_fields *f, struct messa
     esp_chat_read_thinking(f, &a->p);
 }
 
+static void read_diagnostics(struct esp_fields *f, struct message *a)
+{
+    const json_t *asked = NULL;
+    struct esp_fields d;
+
+    a->diagnose = esp_field_object(f, "diagnostics", &asked);
+    if (!a->diagnose)
+        return;
+    esp_fields_init(&d, asked, "diagnostics.", f->e);
+    esp_field_string(&d, "previous_message_id", &a->gen.compare);
+}
+
 enum { WITH_LIMIT, WITHOUT_LIMIT };
 
 static bool read_request(struct esp_call *c, struct message *a, int limit)
 {
-    static const char *const no_effect[] = {"model",      "metadata",      "service_tier",
-                                            "container",  "inference_geo", "context_management",
-                                            "diagnostics"};
+    static const char *const no_effect[] = {"model",     "metadata",      "service_tier",
+                                            "container", "inference_geo", "context_management"};
     struct esp_fields f;
 
     esp_fields_init(&f, c->body, "", &c->e);
@@ -84,6 +100,7 @@ static bool read_request(struct esp_call *c, struct message *a, int limit)
     esp_constrain_read(&f, &a->gen);
     if (esp_field_any(&f, "mcp_servers"))
         esp_gen_warn(&a->gen, "mcp_servers have no effect here");
+    read_diagnostics(&f, a);
     for (size_t i = 0; i < sizeof no_effect / sizeof no_effect[0]; i++)
         esp_field_any(&f, no_effect[i]);
     json_decref(a->gen.ignored);
@@ -101,6 +118,9 @@ static struct message *make_message(struct esp_call *c)
     }
     esp_gen_init(&a->gen, c->s);
     esp_chat_init(&a->p, c->s);
+    esp_frame_init(&a->frame);
+    esp_strbuf_puts(&a->frame.head,
+                    "event: content_block_delta\ndata: {\"type\":\"content_block_delta\",\"index\":");
     esp_random_id(a->id, sizeof a->id, "msg_");
     snprintf(c->answer_id, sizeof c->answer_id, "%s", a->id);
     esp_random_id(a->signature, sizeof a->signature, "sig_");
@@ -138,12 +158,39 @@ static json_t *stop_sequence(const struct esp_choice *c)
                                : json_null();
 }
 
+/* What in the request is not as in the one before it. */
+static json_t *diagnostics_json(const struct esp_job *j)
+{
+    static const char *const types[] = {[ESP_DIAG_NOT_FOUND] = "previous_message_not_found",
+                                        [ESP_DIAG_UNAVAILABLE] = "unavailable",
+                                        [ESP_DIAG_MODEL] = "model_changed",
+                                        [ESP_DIAG_TOOLS] = "tools_changed",
+                                        [ESP_DIAG_SYSTEM] = "system_changed",
+                                        [ESP_DIAG_THINKING] = "messages_changed",
+                                        [ESP_DIAG_COMPACTED] = "messages_changed",
+                                        [ESP_DIAG_MESSAGES] = "messages_changed"};
+    struct esp_diag_result r = {.what = ESP_DIAG_SAME};
+
+    if (j->gen->compare)
+        r = esp_diag_compare(j->s->diag, j, j->gen->compare);
+    if (r.what == ESP_DIAG_SAME)
+        return json_null();
+    if (r.what == ESP_DIAG_NOT_FOUND || r.what == ESP_DIAG_UNAVAILABLE)
+        return json_pack("{s:{s:s}}", "cache_miss_reason", "type", types[r.what]);
+    return json_pack("{s:{s:s,s:I}}", "cache_miss_reason", "type", types[r.what], "cache_missed_input_tokens",
+                     (json_int_t)r.missed);
+}
+
 static json_t *message_json(const struct esp_job *j, json_t *content, json_t *reason, json_t *sequence,
                             json_t *usage)
 {
-    return json_pack("{s:s,s:s,s:s,s:o,s:o,s:o,s:o,s:o}", "id", message_of(j)->id, "type", "message", "role",
-                     "assistant", "model", esp_model_name(j->s, j->gen->adapter), "content", content,
-                     "stop_reason", reason, "stop_sequence", sequence, "usage", usage);
+    json_t *v = json_pack("{s:s,s:s,s:s,s:o,s:o,s:o,s:o,s:o}", "id", message_of(j)->id, "type", "message",
+                          "role", "assistant", "model", esp_model_name(j->s, j->gen->adapter), "content",
+                          content, "stop_reason", reason, "stop_sequence", sequence, "usage", usage);
+
+    if (message_of(j)->diagnose)
+        json_object_set_new(v, "diagnostics", diagnostics_json(j));
+    return v;
 }
 
 /* ---- stream ---- */
@@ -191,9 +238,18 @@ static void open_block(struct esp_job *j, enum block kind, json_t *block)
 
 static void send_delta(struct esp_job *j, const char *type, const char *key, const char *s, size_t len)
 {
-    esp_sse_data(j->call, "content_block_delta",
-                 json_pack("{s:s,s:i,s:{s:s,s:o}}", "type", "content_block_delta", "index",
-                           message_of(j)->index, "delta", "type", type, key, esp_text_json(s, len)));
+    struct message *a = message_of(j);
+    struct esp_strbuf *b = esp_frame_begin(&a->frame);
+
+    esp_frame_number(b, (uint64_t)a->index);
+    esp_strbuf_puts(b, ",\"delta\":{\"type\":\"");
+    esp_strbuf_puts(b, type);
+    esp_strbuf_puts(b, "\",\"");
+    esp_strbuf_puts(b, key);
+    esp_strbuf_puts(b, "\":\"");
+    esp_frame_text(b, s, len);
+    esp_strbuf_puts(b, "\"}}");
+    esp_frame_send(&a->frame, j->call);
 }
 
 static void on_text(struct esp_choice *c, enum esp_turn_what what, const char *s, size_t len)

@@ -25,6 +25,7 @@ static void free_response(void *answer)
     json_decref(a->input);
     json_decref(a->custom);
     json_decref(a->output);
+    esp_frame_free(&a->frame);
     esp_free(a);
 }
 
@@ -133,9 +134,9 @@ static bool read_request(struct esp_call *c, struct esp_response *a)
 {
     static const char *const no_effect[] = {
         "model",          "metadata", "service_tier",           "safety_identifier", "max_tool_calls",
-        "stream_options", "user",     "prompt_cache_retention", "client_metadata",   "prompt_cache_options"};
-    const json_t *summary;
-    struct esp_fields f;
+        "stream_options", "user",     "prompt_cache_retention", "client_metadata"};
+    const json_t *summary, *options = NULL;
+    struct esp_fields f, cache;
     int64_t n = 0;
 
     esp_fields_init(&f, c->body, "", &c->e);
@@ -155,6 +156,10 @@ static bool read_request(struct esp_call *c, struct esp_response *a)
     read_tools(c, &f, a);
     esp_params_refuse(&f);
     esp_constrain_read(&f, &a->gen);
+    if (esp_field_object(&f, "prompt_cache_options", &options)) {
+        esp_fields_init(&cache, options, "prompt_cache_options.", &c->e);
+        esp_field_string(&cache, "comparison_response_id", &a->gen.compare);
+    }
     for (size_t i = 0; i < sizeof no_effect / sizeof no_effect[0]; i++)
         esp_field_any(&f, no_effect[i]);
     if (!read_messages(c, &f, a))
@@ -174,6 +179,7 @@ static struct esp_response *make_response(struct esp_call *c)
     }
     esp_gen_init(&a->gen, c->s);
     esp_chat_init(&a->p, c->s);
+    esp_frame_init(&a->frame);
     a->created = (int64_t)time(NULL);
     a->store = true;
     a->history = json_array();

@@ -106,9 +106,9 @@ static void log_call(struct esp_call *c)
     if (line && c->n_prompt)
         json_object_update_new(
             line,
-            json_pack("{s:I,s:I,s:I,s:f,s:f,s:f,s:s?,s:s?,s:s?}", "prompt", (json_int_t)c->n_prompt, "cached",
-                      (json_int_t)c->n_cached, "output", (json_int_t)c->n_output, "queue_ms", c->queue_ms,
-                      "ttft_ms", c->ttft_ms, "tps",
+            json_pack("{s:s,s:I,s:I,s:I,s:f,s:f,s:f,s:s?,s:s?,s:s?}", "model", c->s->o.model_id, "prompt",
+                      (json_int_t)c->n_prompt, "cached", (json_int_t)c->n_cached, "output",
+                      (json_int_t)c->n_output, "queue_ms", c->queue_ms, "ttft_ms", c->ttft_ms, "tps",
                       ms > c->ttft_ms ? 1000 * (double)c->n_output / (ms - c->ttft_ms) : 0.0, "finish",
                       c->finish, "cache", c->cache_reason, "adapter", c->adapter[0] ? c->adapter : NULL));
     esp_server_log(c->s, line);
@@ -122,6 +122,7 @@ static void on_gone(void *owner, bool slow)
     c->finish = slow ? "slow_client" : "client_closed";
     log_call(c);
     c->r = NULL;
+    atomic_store(&c->gone, true);
     if (slow)
         c->s->metrics.slow_clients++;
     esp_jobs_cancel_call(c, slow ? ESP_JOB_SLOW : ESP_JOB_GONE);

@@ -329,7 +329,7 @@ void esp_choice_token(struct esp_choice *c, const struct esp_service_event *x)
     struct esp_metrics *m = &c->job->s->metrics;
     const double now = esp_serve_now();
     const bool reasoning = esp_turn_in_reasoning(c->turn);
-    struct esp_strbuf piece;
+    struct esp_strbuf *piece = &c->piece;
 
     if (c->first_at == 0)
         c->first_at = now;
@@ -348,13 +348,12 @@ void esp_choice_token(struct esp_choice *c, const struct esp_service_event *x)
         c->n_reasoning++;
     if (c->job->gen->logprobs)
         add_row(c, esp_logprob_row(c->job, x));
-    esp_strbuf_init(&piece, 8 * ESP_LIMIT_TOKEN_BYTES);
-    esp_detok_push(&c->detok, (uint32_t)x->token, &piece, NULL);
-    esp_choice_feed(c, esp_strbuf_str(&piece), piece.len);
+    esp_strbuf_clear(piece);
+    esp_detok_push(&c->detok, (uint32_t)x->token, piece, NULL);
+    esp_choice_feed(c, esp_strbuf_str(piece), piece->len);
     check_stop(c);
     if (reasoning)
-        check_thinking(c, &piece);
-    esp_strbuf_free(&piece);
+        check_thinking(c, piece);
 }
 
 /* ---- the end ---- */
@@ -423,6 +422,7 @@ void esp_choice_free(struct esp_choice *c)
     esp_turn_destroy(c->turn);
     esp_stop_destroy(c->stop);
     esp_strbuf_free(&c->inject);
+    esp_strbuf_free(&c->piece);
     esp_strbuf_free(&c->content);
     esp_strbuf_free(&c->reasoning);
     for (size_t i = 0; i < c->n_call; i++)
@@ -473,6 +473,7 @@ bool esp_choice_init(struct esp_choice *c, struct esp_job *j, uint32_t index, ui
     c->think_left = think_bound(o, limit);
     c->grace = c->think_left / 8 < MAX_GRACE ? c->think_left / 8 : MAX_GRACE;
     esp_strbuf_init(&c->inject, 4096);
+    esp_strbuf_init(&c->piece, 8 * ESP_LIMIT_TOKEN_BYTES);
     esp_strbuf_init(&c->content, ESP_LIMIT_TURN_BYTES);
     esp_strbuf_init(&c->reasoning, ESP_LIMIT_TURN_BYTES);
     esp_ids_init(&c->tokens, ESP_LIMIT_TURN_BYTES);

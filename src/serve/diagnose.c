@@ -42,7 +42,7 @@ static json_t *around(const struct esp_server *s, const struct esp_ids *ids, siz
     return v;
 }
 
-static bool begins_with_system(const struct esp_job *j)
+bool esp_diagnose_system(const struct esp_job *j)
 {
     static const char mark[] = "<|im_start|>system";
     struct esp_strbuf text;
@@ -56,14 +56,21 @@ static bool begins_with_system(const struct esp_job *j)
     return yes;
 }
 
-/* The part of the request that position lies in. */
-static json_t *where(const struct esp_job *j, size_t position)
+unsigned esp_diagnose_turn(const struct esp_job *j, size_t position)
 {
-    const bool system = begins_with_system(j);
     unsigned turn = 0;
 
     for (size_t i = 0; i < position; i++)
         turn += esp_token_is_end(j->s->model, (esp_token)j->prompt.data[i]);
+    return turn;
+}
+
+/* The part of the request that position lies in. */
+static json_t *where(const struct esp_job *j, size_t position)
+{
+    const bool system = esp_diagnose_system(j);
+    const unsigned turn = esp_diagnose_turn(j, position);
+
     if (system && turn == 0)
         return json_string(j->has_tools ? "tools" : "system");
     return json_sprintf("messages[%u]", turn);

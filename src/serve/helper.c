@@ -129,6 +129,18 @@ static void text_line(struct esp_strbuf *b, const json_t *line)
     }
 }
 
+void esp_hide_path(esp_error *err, const char *path)
+{
+    char *at = path ? strstr(err->message, path) : NULL;
+    const char *rest;
+
+    if (!at)
+        return;
+    rest = at + strlen(path);
+    rest += strncmp(rest, ": ", 2) == 0 ? 2 : *rest == '/';
+    memmove(at, rest, strlen(rest) + 1);
+}
+
 void esp_server_log(struct esp_server *s, json_t *line)
 {
     struct esp_strbuf b;

@@ -22,7 +22,12 @@
 #include "serve/http_late.h"
 #include "serve/http_listen.h"
 
-enum { READ_AHEAD = 64 << 10, HEADER_BYTES = 8 << 10, LINGER_SECONDS = 2, FRAME = 24 /* of a chunk */ };
+enum {
+    READ_AHEAD = 64 << 10,
+    HEADER_BYTES = 8 << 10,
+    LINGER_SECONDS = 2,
+    FRAMES = 64 << 10 /* bytes around chunks */
+};
 
 enum state {
     READ_HEAD,
@@ -515,27 +520,20 @@ static size_t put_hex(char *out, size_t n)
     return digits;
 }
 
-/* A chunk, in one piece: most are a hundred bytes. Without memory it is lost with its connection. */
-static void add_chunk(struct evbuffer *out, const char *data, size_t len)
+static void put(struct conn *c, struct esp_strbuf *text, const char *data, size_t len)
 {
-    struct evbuffer_iovec v;
-    char *at;
-
-    if (evbuffer_reserve_space(out, (ev_ssize_t)(len + FRAME), &v, 1) < 1)
-        return;
-    at = v.iov_base;
-    at += put_hex(at, len);
-    memcpy(at, "\r\n", 2);
-    memcpy(at + 2, data, len);
-    memcpy(at + 2 + len, "\r\n", 2);
-    v.iov_len = (size_t)(at + len + 4 - (char *)v.iov_base);
-    evbuffer_commit_space(out, &v, 1);
+    if (text)
+        esp_strbuf_add(text, data, len);
+    else
+        evbuffer_add(output(c), data, len);
 }
 
 bool esp_http_write(struct esp_http_request *r, const char *data, size_t len)
 {
     struct conn *c = conn_of(r);
-    struct evbuffer *out;
+    struct esp_strbuf *text;
+    char size[2 * sizeof len + 2];
+    size_t n;
 
     if (c->state != STREAMING)
         return false;
@@ -545,13 +543,17 @@ bool esp_http_write(struct esp_http_request *r, const char *data, size_t len)
         kill_conn(c, true);
         return false;
     }
-    out = esp_late_buffer(&c->late);
-    if (out == output(c))
+    text = esp_late_text(&c->late);
+    if (!text)
         on_stuck(c);
+    if (c->chunked_out) {
+        n = put_hex(size, len);
+        memcpy(size + n, "\r\n", 2);
+        put(c, text, size, n + 2);
+    }
+    put(c, text, data, len);
     if (c->chunked_out)
-        add_chunk(out, data, len);
-    else
-        evbuffer_add(out, data, len);
+        put(c, text, "\r\n", 2);
     return true;
 }
 
@@ -589,6 +591,7 @@ static struct conn *make_conn(struct esp_http *h, evutil_socket_t fd)
     c->bev = bufferevent_socket_new(h->base, fd, BEV_OPT_CLOSE_ON_FREE);
     c->timer = evtimer_new(h->base, on_timer, c);
     c->late = (struct esp_late){.list = &h->late, .bev = c->bev, .stuck = on_stuck, .owner = c};
+    esp_late_init(&c->late, h->o.max_output + FRAMES);
     if (!c->bev || !c->timer) {
         if (!c->bev)
             close(fd); /* else it goes with its buffers */

@@ -10,39 +10,41 @@
 #include <event2/bufferevent.h>
 #include <event2/event.h>
 #include <sys/socket.h>
-#include <sys/uio.h>
 
-enum { MAX_PIECES = 16 };
+enum { KEPT = 64 << 10 }; /* bytes of memory that a connection may keep for the next turn */
 
 static struct evbuffer *own(const struct esp_late *t)
 {
     return bufferevent_get_output(t->bev);
 }
 
-/* What the socket takes. A full one is no error, a broken one is found by the connection itself; and a client
- * that is gone must not end the process, whatever that makes of SIGPIPE. */
-static void send_some(struct evbuffer *text, evutil_socket_t fd)
+/* Over to the connection's own buffer, from byte at on. Without memory the stream has a hole: it ends, which
+ * the connection finds by itself. */
+static void pass_on(struct esp_late *t, size_t at)
 {
-    struct evbuffer_iovec pieces[MAX_PIECES];
-    struct iovec v[MAX_PIECES];
-    struct msghdr m = {.msg_iov = v};
-    const int n = evbuffer_peek(text, -1, NULL, pieces, MAX_PIECES);
-    ssize_t sent;
-
-    for (int i = 0; i < n && i < MAX_PIECES; i++)
-        v[m.msg_iovlen++] = (struct iovec){pieces[i].iov_base, pieces[i].iov_len};
-    sent = m.msg_iovlen ? sendmsg(fd, &m, MSG_NOSIGNAL | MSG_DONTWAIT) : 0;
-    if (sent > 0)
-        evbuffer_drain(text, (size_t)sent);
+    if (t->text.failed || evbuffer_add(own(t), t->text.data + at, t->text.len - at) != 0)
+        shutdown(bufferevent_getfd(t->bev), SHUT_RDWR);
 }
 
+static void empty(struct esp_late *t)
+{
+    if (t->text.cap > KEPT)
+        esp_strbuf_free(&t->text);
+    esp_strbuf_clear(&t->text);
+}
+
+/* What the socket takes. A full one is no error, a broken one is found by the connection itself; and a client
+ * that is gone must not end the process, whatever that makes of SIGPIPE. */
 static void send_now(struct esp_late *t)
 {
-    send_some(t->text, bufferevent_getfd(t->bev));
-    if (evbuffer_get_length(t->text) == 0)
-        return;
-    evbuffer_add_buffer(own(t), t->text);
-    t->stuck(t->owner);
+    const ssize_t n = send(bufferevent_getfd(t->bev), t->text.data, t->text.len, MSG_NOSIGNAL | MSG_DONTWAIT);
+    const size_t sent = n > 0 ? (size_t)n : 0;
+
+    if (sent < t->text.len || t->text.failed) {
+        pass_on(t, sent);
+        t->stuck(t->owner);
+    }
+    empty(t);
 }
 
 static void on_turn(evutil_socket_t fd, short what, void *arg)
@@ -77,14 +79,15 @@ void esp_late_list_close(struct esp_late_list *l)
     l->turn = NULL;
 }
 
-struct evbuffer *esp_late_buffer(struct esp_late *t)
+void esp_late_init(struct esp_late *t, size_t max)
+{
+    esp_strbuf_init(&t->text, max);
+}
+
+struct esp_strbuf *esp_late_text(struct esp_late *t)
 {
     if (evbuffer_get_length(own(t)))
-        return own(t);
-    if (!t->text)
-        t->text = evbuffer_new();
-    if (!t->text)
-        return own(t);
+        return NULL;
     if (!t->queued) {
         t->queued = true;
         t->next = NULL;
@@ -92,12 +95,12 @@ struct evbuffer *esp_late_buffer(struct esp_late *t)
         t->list->last = &t->next;
         event_active(t->list->turn, 0, 0);
     }
-    return t->text;
+    return &t->text;
 }
 
 size_t esp_late_length(const struct esp_late *t)
 {
-    return evbuffer_get_length(own(t)) + (t->text ? evbuffer_get_length(t->text) : 0);
+    return evbuffer_get_length(own(t)) + t->text.len;
 }
 
 static void unlink_late(struct esp_late *t)
@@ -117,15 +120,14 @@ static void unlink_late(struct esp_late *t)
 void esp_late_push(struct esp_late *t)
 {
     unlink_late(t);
-    if (t->text)
-        evbuffer_add_buffer(own(t), t->text);
+    if (t->text.len || t->text.failed)
+        pass_on(t, 0);
+    empty(t);
 }
 
 void esp_late_drop(struct esp_late *t)
 {
     if (t->list)
         unlink_late(t);
-    if (t->text)
-        evbuffer_free(t->text);
-    t->text = NULL;
+    esp_strbuf_free(&t->text);
 }

@@ -13,9 +13,9 @@
 #include <stddef.h>
 
 #include "base/status.h"
+#include "base/strbuf.h"
 
 struct bufferevent;
-struct evbuffer;
 struct event;
 struct event_base;
 struct esp_late;
@@ -31,7 +31,7 @@ struct esp_late {
     struct esp_late_list *list;
     struct esp_late *next;
     bool queued;
-    struct evbuffer *text;
+    struct esp_strbuf text; /* its memory is kept from one turn to the next */
     struct bufferevent *bev;
     void (*stuck)(void *owner); /* some of it waits for the socket now */
     void *owner;
@@ -40,8 +40,11 @@ struct esp_late {
 esp_status esp_late_list_open(struct esp_late_list *l, struct event_base *base, esp_error *err);
 void esp_late_list_close(struct esp_late_list *l);
 
-/* Where to add text now. While older text waits for the socket that is the connection's own buffer. */
-struct evbuffer *esp_late_buffer(struct esp_late *t);
+/* Of a connection; max: bytes that may wait here. */
+void esp_late_init(struct esp_late *t, size_t max);
+/* Where to add text now, to be sent in this turn. NULL while older text waits for the socket: what follows
+ * goes to the connection's own buffer. */
+struct esp_strbuf *esp_late_text(struct esp_late *t);
 /* Bytes that wait, here and for the socket. */
 size_t esp_late_length(const struct esp_late *t);
 /* Put what is here in front of what the connection's own buffer gets from now on. */

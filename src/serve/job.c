@@ -17,6 +17,7 @@
 #include "serve/adapters.h"
 #include "serve/constrain.h"
 #include "serve/content.h"
+#include "serve/diag.h"
 #include "serve/diagnose.h"
 #include "serve/slots.h"
 
@@ -112,6 +113,7 @@ static void end_job(struct esp_job *j)
     esp_content_answers(j);
     if (c->r)
         j->sink->done(j);
+    esp_diag_keep(j->s->diag, j);
     free_job(j);
     esp_call_job_ended(c);
 }

@@ -37,6 +37,13 @@ enum esp_form {
     ESP_FORM_TOOLS
 };
 
+/* Of a chat, for diag.c. */
+struct esp_diag_facts {
+    uint64_t tools; /* hash; 0: none */
+    uint32_t n_message;
+    bool thinking;
+};
+
 /* What a request asks for, whatever its dialect. Texts lie in the call's body. */
 struct esp_gen {
     esp_sampling sampling; /* bias points to bias */
@@ -68,6 +75,8 @@ struct esp_gen {
     bool form_strict, form_compact;
     struct esp_grammar *grammar; /* owned, or NULL */
     struct esp_matcher_opts match;
+    struct esp_diag_facts facts;
+    const char *compare;        /* id of an earlier answer to be compared with; NULL: none */
     bool debug_cache;           /* ext.cache tells where texts part */
     bool progress;              /* a stream tells how far its prompt is */
     bool score;                 /* log-probabilities of the prompt as well */
@@ -107,6 +116,7 @@ struct esp_choice {
     int stop_string;      /* index, or -1 */
     esp_token stop_token; /* -1: none */
     struct esp_detok detok;
+    struct esp_strbuf piece; /* text of the last token */
     struct esp_turn *turn;
     struct esp_stop *stop;
     struct esp_strbuf content, reasoning; /* all that was delivered */

@@ -254,7 +254,7 @@ static void fall_asleep(struct esp_server *s)
     s->life.asked = false;
     esp_life_poll(s);
     esp_service_stats(s->service, t);
-    t->rows_active = t->rows_waiting = t->pages_used = t->slots_used = 0;
+    t->rows_active = t->rows_waiting = t->spec_rows = t->pages_used = t->slots_used = 0;
     t->cache_checkpoints = t->cache_texts = 0;
     give_back(s);
 }

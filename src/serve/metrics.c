@@ -245,6 +245,7 @@ static void drafts(const struct page *p, const esp_stats *t)
     static const char *const families[] = {"vllm", "llamacpp"};
     char name[80], position[12];
 
+    one(p, "espalier:spec_rows_enabled", "gauge", t->spec_rows);
     for (int f = 0; f < 2; f++) {
         snprintf(name, sizeof name, "%s:spec_decode_num_drafts_total", families[f]);
         one(p, name, "counter", (double)t->spec_rounds);

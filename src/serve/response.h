@@ -7,6 +7,7 @@
 #ifndef ESP_SERVE_RESPONSE_H
 #define ESP_SERVE_RESPONSE_H
 
+#include "serve/frame.h"
 #include "serve/params.h"
 
 enum esp_response_item { ITEM_NONE, ITEM_REASONING, ITEM_MESSAGE, ITEM_CALL };
@@ -23,6 +24,7 @@ struct esp_response {
     json_t *custom;  /* names of tools with plain text */
     json_t *output;  /* items so far */
     int64_t sequence;
+    struct esp_frame frame;
     /* The item that is open. */
     enum esp_response_item open;
     char item_id[48];

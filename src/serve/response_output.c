@@ -12,6 +12,7 @@
 
 #include "base/json.h"
 
+#include "serve/diag.h"
 #include "serve/replay.h"
 #include "serve/response_input.h"
 #include "serve/store.h"
@@ -71,6 +72,27 @@ static json_t *usage_json(const struct esp_job *j)
                      (json_int_t)j->prompt.n + (json_int_t)c->tokens.n);
 }
 
+/* How the prompt follows the answer that it was to be compared with. A miss without a change of the prompt
+ * has its cause in ext.cache. */
+static json_t *diagnostics_json(const struct esp_job *j)
+{
+    static const char *const reasons[] = {
+        [ESP_DIAG_MODEL] = "model_changed",         [ESP_DIAG_TOOLS] = "tools_changed",
+        [ESP_DIAG_SYSTEM] = "input_changed",        [ESP_DIAG_THINKING] = "reasoning_effort_changed",
+        [ESP_DIAG_COMPACTED] = "context_compacted", [ESP_DIAG_MESSAGES] = "input_changed"};
+    const struct esp_diag_result r = esp_diag_compare(j->s->diag, j, j->gen->compare);
+
+    if (r.what == ESP_DIAG_NOT_FOUND)
+        return json_pack("{s:s}", "type", "comparison_response_not_found");
+    if (r.what == ESP_DIAG_UNAVAILABLE || (r.what == ESP_DIAG_SAME && j->n_cached == 0))
+        return json_pack("{s:s}", "type", "unavailable");
+    if (r.what == ESP_DIAG_SAME)
+        return json_pack("{s:s}", "type", "cache_hit");
+    return json_pack("{s:s,s:s,s:I,s:I}", "type", "cache_miss", "reason", reasons[r.what],
+                     "cache_missed_tokens", (json_int_t)r.missed, "comparison_reusable_tokens",
+                     (json_int_t)r.same);
+}
+
 static json_t *object_json(const struct esp_job *j, const char *status)
 {
     const struct esp_response *a = response_of(j);
@@ -87,6 +109,8 @@ static json_t *object_json(const struct esp_job *j, const char *status)
         json_object_set_new(v, "incomplete_details", json_pack("{s:s}", "reason", "max_output_tokens"));
     if (strcmp(status, "failed") == 0)
         json_object_set_new(v, "error", json_pack("{s:s,s:s}", "code", j->e.code, "message", j->e.message));
+    if (over && j->gen->compare)
+        json_object_set_new(v, "prompt_cache_diagnostics", diagnostics_json(j));
     if (over)
         json_object_set_new(v, "ext", esp_ext_json(j));
     return v;
@@ -126,6 +150,34 @@ static void send_of(struct esp_job *j, const char *type, bool part, json_t *more
         json_object_set_new(v, "content_index", json_integer(0));
     json_object_update_new(v, more);
     send(j->call, type, v);
+}
+
+/* The same bytes as send_of() with a delta of text; more: what comes behind it. */
+static void send_delta(struct esp_job *j, const char *type, bool part, const char *s, size_t len,
+                       const char *more)
+{
+    struct esp_response *a = response_of(j);
+    struct esp_strbuf *b;
+
+    if (!a->gen.stream)
+        return;
+    b = esp_frame_begin(&a->frame);
+    esp_strbuf_puts(b, "event: response.");
+    esp_strbuf_puts(b, type);
+    esp_strbuf_puts(b, "\ndata: {\"item_id\":\"");
+    esp_strbuf_puts(b, a->item_id);
+    esp_strbuf_puts(b, "\",\"output_index\":");
+    esp_frame_number(b, json_array_size(a->output));
+    esp_strbuf_puts(b, part ? ",\"content_index\":0,\"delta\":\"" : ",\"delta\":\"");
+    esp_frame_text(b, s, len);
+    esp_strbuf_puts(b, more);
+    esp_strbuf_puts(b, ",\"type\":\"response.");
+    esp_strbuf_puts(b, type);
+    esp_strbuf_puts(b, "\",\"sequence_number\":");
+    esp_frame_number(b, (uint64_t)a->sequence++);
+    esp_strbuf_puts(b, "}");
+    esp_frame_send(&a->frame, j->call);
+    esp_sse_last_words(j->call, a->sequence);
 }
 
 static void send_item(struct esp_job *j, const char *type, json_t *item)
@@ -316,17 +368,18 @@ static void on_text(struct esp_choice *c, enum esp_turn_what what, const char *s
 {
     struct esp_response *a = response_of(c->job);
     const bool message = what == ESP_TURN_CONTENT;
-    json_t *delta, *rows;
 
     if (a->open != (message ? ITEM_MESSAGE : ITEM_REASONING))
         open_item(c, message ? ITEM_MESSAGE : ITEM_REASONING,
                   (message ? c->content.len : c->reasoning.len) - len);
-    delta = json_pack("{s:o}", "delta", esp_text_json(s, len));
-    if (message) {
-        rows = esp_choice_rows(c, false);
-        json_object_set_new(delta, "logprobs", rows ? rows : json_array());
-    }
-    send_of(c->job, message ? "output_text.delta" : "reasoning_text.delta", true, delta);
+    if (!message)
+        send_delta(c->job, "reasoning_text.delta", true, s, len, "\"");
+    else if (!a->gen.logprobs)
+        send_delta(c->job, "output_text.delta", true, s, len, "\",\"logprobs\":[]");
+    else
+        send_of(
+            c->job, "output_text.delta", true,
+            json_pack("{s:o,s:o}", "delta", esp_text_json(s, len), "logprobs", esp_choice_rows(c, false)));
 }
 
 static void on_tool(struct esp_choice *c, struct esp_call_made *made, enum esp_turn_what what, const char *s,
@@ -344,8 +397,7 @@ static void on_tool(struct esp_choice *c, struct esp_call_made *made, enum esp_t
     if (what == ESP_TURN_CALL_END)
         close_item(c, "completed");
     else if (!is_custom(a, made))
-        send_of(c->job, "function_call_arguments.delta", false,
-                json_pack("{s:o}", "delta", esp_text_json(s, len)));
+        send_delta(c->job, "function_call_arguments.delta", false, s, len, "\"");
 }
 
 /* What the next request's history has as this turn. */
@@ -382,23 +434,37 @@ static void keep(struct esp_job *j, const json_t *object)
         esp_server_log(j->s, json_pack("{s:s,s:s}", "event", "response not stored", "error", err.message));
 }
 
+/* It was the context that ended the answer, and nothing that the client had asked for. */
+static bool is_full(const struct esp_job *j)
+{
+    const struct esp_choice *c = &j->choices[0];
+    const uint64_t most = j->s->kv_tokens < j->s->context ? j->s->kv_tokens : j->s->context;
+
+    return c->end == ESP_END_LENGTH && !j->timed_out &&
+           (j->gen->clamped_to >= 0 || (j->gen->max_tokens < 0 && j->prompt.n + c->tokens.n >= most));
+}
+
 static void on_done(struct esp_job *j)
 {
     struct esp_response *a = response_of(j);
     struct esp_choice *c = &j->choices[0];
-    const bool cut = c->end == ESP_END_LENGTH;
-    const char *status = j->e.http ? "failed" : cut ? "incomplete" : "completed";
+    const bool cut = c->end == ESP_END_LENGTH, broken = j->e.http != 0;
+    const char *status;
     json_t *object;
 
-    if (j->e.http && !a->gen.stream) {
+    if (broken && !a->gen.stream) {
         esp_reply_job_error(j);
         return;
     }
-    close_item(c, cut || j->e.http ? "incomplete" : "completed");
-    if (!j->e.http)
+    close_item(c, cut || broken ? "incomplete" : "completed");
+    if (!broken)
         esp_replay_keep(j->s->replay, c, a->reasoning_id[0] ? a->reasoning_id : NULL);
+    if (!broken && is_full(j))
+        esp_api_fail(&j->e, "context_length_exceeded", NULL, "the context of %u tokens is full",
+                     j->s->context);
+    status = j->e.http ? "failed" : cut ? "incomplete" : "completed";
     object = object_json(j, status);
-    if (!j->e.http && a->store)
+    if (!broken && a->store)
         keep(j, object);
     if (!a->gen.stream) {
         esp_reply_answer(j->call, object);

@@ -21,6 +21,7 @@
 #include "serve/adapters.h"
 #include "serve/background.h"
 #include "serve/content.h"
+#include "serve/diag.h"
 #include "serve/job.h"
 #include "serve/keys.h"
 #include "serve/life.h"
@@ -61,6 +62,7 @@ void esp_serve_defaults(struct esp_serve_opts *o)
     o->n_dry_breaker = 4;
     o->thinking_budget = -1;
     o->replay_entries = 100000;
+    o->diag_entries = 2048;
     o->replay_ttl = 7 * 86400;
     memcpy(o->effort_budgets, (const int64_t[]){512, 2048, 8192, -1, -1, -1}, sizeof o->effort_budgets);
     o->answer_reserve = 256;
@@ -139,8 +141,8 @@ static void look_at_jobs(struct esp_server *s, double now)
             for (uint32_t i = 0; i < j->n; i++)
                 if (!j->choices[i].ended)
                     esp_choice_cancel(&j->choices[i]);
-        } else if (s->o.queue_timeout > 0 && age > s->o.queue_timeout && j->choices[0].first_at <= 0 &&
-                   !j->call->streaming) {
+        } else if (s->o.queue_timeout > 0 && age > s->o.queue_timeout && !j->ns &&
+                   j->choices[0].first_at <= 0) { /* its prompt does not run yet */
             esp_api_fail(&j->e, "queue_timeout", NULL, "no place became free within %.0f s",
                          s->o.queue_timeout);
             esp_job_cancel(j, ESP_JOB_ASKED);
@@ -266,6 +268,7 @@ static esp_status open_server(struct esp_server *s, esp_error *err)
     ESP_TRY(esp_keys_open(&s->keys, o->api_key, o->api_key_file, err));
     ESP_TRY(esp_replay_open(&s->replay, o->replay_entries, o->replay_bytes, o->replay_ttl, err));
     ESP_TRY(esp_store_open(&s->store, o->response_dir, o->response_bytes, o->response_ttl, err));
+    ESP_TRY(esp_diag_open(&s->diag, o->diag_entries, err));
     if (o->log_content)
         ESP_TRY(esp_content_open(&s->content, o->log_content, err));
     ESP_TRY(esp_background_open(&s->background, s->base, err));
@@ -299,6 +302,7 @@ static void close_server(struct esp_server *s)
     esp_keys_close(s->keys);
     esp_replay_close(s->replay);
     esp_store_close(s->store);
+    esp_diag_close(s->diag);
     json_decref(s->recent);
     json_decref(s->errors);
     if (s->base)

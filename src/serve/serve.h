@@ -105,6 +105,7 @@ struct esp_serve_opts {
     const char *replay_dir;  /* keep them in a file there; NULL: in memory */
     uint64_t response_bytes; /* of the store behind /v1/responses */
     double response_ttl;
+    uint32_t diag_entries;                     /* requests that later ones may be compared with */
     const char *response_dir;                  /* keep it in a file there; NULL: in memory */
     const char *adapters[ESP_SERVE_MAX_NAMES]; /* folders, or folder:scale: mounted, and used by default */
     size_t n_adapter;

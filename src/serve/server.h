@@ -7,6 +7,7 @@
 #define ESP_SERVE_SERVER_H
 
 #include <jansson.h>
+#include <stdatomic.h>
 
 #include "base/strbuf.h"
 #include "engine/service.h"
@@ -27,6 +28,7 @@ struct esp_replay;
 struct esp_store;
 struct esp_background;
 struct esp_content;
+struct esp_diag;
 struct esp_grammars;
 struct esp_breakers;
 struct esp_slot;
@@ -99,6 +101,7 @@ struct esp_server {
     struct esp_mounts *adapters;
     struct esp_replay *replay;
     struct esp_store *store;
+    struct esp_diag *diag;
     struct esp_grammars *grammars;
     struct esp_breakers *breakers;
     json_t *recent;         /* array of the last requests */
@@ -131,8 +134,9 @@ struct esp_call {
     struct esp_api_error e;
     double started, last_write;
     bool streaming, replied;
-    unsigned n_job; /* generations of this call that have not ended */
-    void *answer;   /* of the dialect, freed by free_answer */
+    atomic_bool gone; /* r is NULL; for work beside the loop, which then need not be done */
+    unsigned n_job;   /* generations of this call that have not ended */
+    void *answer;     /* of the dialect, freed by free_answer */
     void (*free_answer)(void *answer);
     void (*ping)(struct esp_call *c); /* write a keep-alive; NULL: none */
     double ping_interval;
@@ -197,6 +201,8 @@ bool esp_model_check(struct esp_call *c, const json_t *name);
 /* Keys of the file once more; on an error those at hand stay. */
 esp_status esp_server_reload_keys(struct esp_server *s, esp_error *err);
 void esp_server_log(struct esp_server *s, json_t *line);
+/* Messages of the library name files by path; a client gets what stands behind it alone. path may be NULL. */
+void esp_hide_path(esp_error *err, const char *path);
 bool esp_is_loopback(const char *peer);
 
 #endif

@@ -13,6 +13,7 @@
 #include "serve/adapters.h"
 #include "serve/background.h"
 #include "serve/constrain.h"
+#include "serve/diag.h"
 
 struct starting {
     struct esp_start o;
@@ -113,7 +114,10 @@ static esp_status render(void *arg, esp_error *err)
     struct starting *x = arg;
 
     (void)err;
+    if (atomic_load(&x->o.call->gone))
+        return ESP_OK;
     x->rendered = esp_prompt_chat(&x->prompt, x->o.p, x->o.call->s, &x->e);
+    esp_diag_facts(&x->o.gen->facts, x->o.p->messages, x->o.p->tools, x->rendered && x->prompt.thinking);
     return ESP_OK;
 }
 

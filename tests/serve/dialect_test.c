@@ -517,6 +517,62 @@ static void test_tool_loop(void **state)
     reply_free(&next);
 }
 
+/* The context ends an answer that had no limit, or a higher one: that is no wish of the client's. */
+static void test_full(void **state)
+{
+    static const char *const fields[] = {"", ",'max_output_tokens':100000"};
+    struct server s;
+
+    (void)state;
+    server_init(&s);
+    s.engine.context = 64;
+    server_start(&s);
+    for (int i = 0; i < 4; i++) {
+        struct reply r = client_postf(&s, RESPONSES, 200, "{'input':'x','ignore_eos':true%s%s}",
+                                      fields[i / 2], i % 2 ? ",'stream':true" : "");
+
+        if (i % 2)
+            assert_non_null(strstr(r.body, "event: response.failed"));
+        else
+            assert_string_equal(text_at(r.json, "status"), "failed");
+        assert_non_null(strstr(r.body, "\"error\":{\"code\":\"context_length_exceeded\""));
+        reply_free(&r);
+    }
+    server_stop(&s);
+}
+
+/* Results come in any order; the prompt has them in that of their calls, those of none where they stood. */
+static void test_result_order(void **state)
+{
+#define CALL(id, word)                                                                                       \
+    "{'id':'" id "','type':'function','function':{'name':'look_up','arguments':'{\\\"word\\\":\\\"" word     \
+    "\\\"}'}}"
+#define RESULT(id, text) "{'role':'tool','tool_call_id':'" id "','content':'" text "'}"
+    static const char begin[] =
+        "{'messages':[{'role':'user','content':'x'},{'role':'assistant','content':'',"
+        "'tool_calls':[" CALL("a", "one") "," CALL("b", "two") "," CALL("c", "three") "]},";
+    struct reply in_order = client_postf(&shared, "/apply-template", 200, "%s%s", begin,
+                                         RESULT("a", "first") "," RESULT("?", "odd") "," RESULT(
+                                             "b", "second") "," RESULT("c", "third") "]}"),
+                 mixed = client_postf(&shared, "/apply-template", 200, "%s%s", begin,
+                                      RESULT("c", "third") "," RESULT("?", "odd") "," RESULT(
+                                          "a", "first") "," RESULT("b", "second") "]}");
+
+    (void)state;
+    assert_non_null(strstr(text_at(in_order.json, "prompt"), "third"));
+    assert_string_equal(text_at(in_order.json, "prompt"), text_at(mixed.json, "prompt"));
+    reply_free(&in_order);
+    reply_free(&mixed);
+    mixed = client_postf(
+        &shared, "/v1/messages/count_tokens", 200,
+        "{'messages':[{'role':'user','content':'x'},{'role':'assistant','content':[{'type':"
+        "'tool_use','id':'a','name':'f','input':{}},{'type':'tool_use','id':'b','name':'f','input':"
+        "{}}]},{'role':'user','content':[{'type':'tool_result','tool_use_id':'b','content':'2'},"
+        "{'type':'tool_result','tool_use_id':'a','content':'1'}]}]}");
+    assert_true(int_at(mixed.json, "input_tokens") > 10);
+    reply_free(&mixed);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_messages),
@@ -527,7 +583,9 @@ int main(void)
                                        cmocka_unit_test(test_responses_refused),
                                        cmocka_unit_test(test_structured),
                                        cmocka_unit_test(test_stable_history),
-                                       cmocka_unit_test(test_tool_loop)};
+                                       cmocka_unit_test(test_tool_loop),
+                                       cmocka_unit_test(test_full),
+                                       cmocka_unit_test(test_result_order)};
 
     return cmocka_run_group_tests(tests, start_plain, stop);
 }

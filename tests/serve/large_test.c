@@ -16,8 +16,9 @@
 
 #define CHAT  "/v1/chat/completions"
 #define COUNT "/v1/messages/count_tokens"
+#define TEXTS "/v1/completions"
 
-enum { PADDING = 40000, LONG_TEXT = TEST_SANITIZED ? 1 << 19 : 4 << 20 };
+enum { PADDING = 40000, LONG_TEXT = TEST_SANITIZED ? 1 << 18 : 2 << 20 };
 
 static double now(void)
 {
@@ -76,6 +77,18 @@ static void test_same(void **state)
         {CHAT, "{\"messages\":[{\"role\":\"user\",\"content\":\"x\"}],\"guided_regex\":\"(\"}",
          "error.message"},
         {COUNT, "{\"messages\":[{\"role\":\"assistant\",\"content\":7}]}", "error.message"},
+        {TEXTS, "{\"prompt\":\"Once upon\",\"temperature\":0,\"max_tokens\":8}", "choices.0.text"},
+        {TEXTS, "{\"prompt\":[\"a\",\"b\"],\"echo\":true,\"logprobs\":1,\"temperature\":0,\"max_tokens\":2}",
+         "choices.1.text"},
+        {TEXTS, "{\"prompt\":[\"a\",7]}", "error.message"},
+        {TEXTS, "{\"prompt\":[[1,-1]]}", "error.message"},
+        {TEXTS, "{\"temperature\":0}", "error.message"},
+        {"/detokenize", "{\"tokens\":[70,440,277]}", "content"},
+        {"/detokenize", "{\"tokens\":[70,-1]}", "error.message"},
+        {"/apply-template", "{\"messages\":[{\"role\":\"user\",\"content\":\"x\"}]}", "prompt"},
+        {"/apply-template", "{\"messages\":[{\"role\":\"alien\",\"content\":\"x\"}]}", "error.message"},
+        {"/tokenize", "{\"with_pieces\":true,\"content\":\"Once\"}", "tokens.0.piece"},
+        {"/tokenize", "{\"content\":7}", "error.message"},
     };
 
     (void)state;
@@ -117,19 +130,26 @@ static void test_wrong(void **state)
     reply_free(&r);
 }
 
-/* The head and body of a count of a text that takes a while. */
-static void make_long(struct esp_strbuf *out)
+static const struct long_one {
+    const char *path, *begin, *end;
+    int status;
+    const char *count; /* of its answer */
+} longs[] = {{COUNT, "{\"messages\":[{\"role\":\"user\",\"content\":\"", "\"}]}", 200, "input_tokens"},
+             {"/tokenize", "{\"content\":\"", "\"}", 200, "count"},
+             {TEXTS, "{\"prompt\":\"", "\"}", 400, "error.details.prompt_tokens"}};
+
+/* A request with a text that takes a while. */
+static void make_long(struct esp_strbuf *out, const struct long_one *x)
 {
-    static const char begin[] = "{\"messages\":[{\"role\":\"user\",\"content\":\"", end[] = "\"}]}";
     struct esp_strbuf text;
 
     esp_strbuf_init(&text, 64u << 20);
     repeat(&text, "The quick brown fox jumps over the lazy dog. ", LONG_TEXT);
     esp_strbuf_init(out, 64u << 20);
-    esp_strbuf_printf(out, "POST " COUNT " HTTP/1.1\r\nHost: localhost\r\nContent-Length: %zu\r\n\r\n%s",
-                      text.len + sizeof begin + sizeof end - 2, begin);
+    esp_strbuf_printf(out, "POST %s HTTP/1.1\r\nHost: localhost\r\nContent-Length: %zu\r\n\r\n%s", x->path,
+                      text.len + strlen(x->begin) + strlen(x->end), x->begin);
     esp_strbuf_add(out, text.data, text.len);
-    esp_strbuf_puts(out, end);
+    esp_strbuf_puts(out, x->end);
     esp_strbuf_free(&text);
 }
 
@@ -141,7 +161,7 @@ static bool has_answer(int fd)
 }
 
 /* Meanwhile others are answered: the longest wait is a small part of the time that the large one takes. */
-static void test_others(void **state)
+static void test_others_of(const struct long_one *x)
 {
     const int fd = client_connect(&shared);
     struct esp_strbuf request;
@@ -149,8 +169,7 @@ static void test_others(void **state)
     struct reply r;
     int n = 0;
 
-    (void)state;
-    make_long(&request);
+    make_long(&request, x);
     client_send(fd, esp_strbuf_str(&request));
     from = now();
     while (!has_answer(fd)) {
@@ -166,14 +185,22 @@ static void test_others(void **state)
     }
     all = now() - from;
     r = client_reply(fd, false);
-    assert_int_equal(r.status, 200);
-    assert_true(int_at(r.json, "input_tokens") > LONG_TEXT / 10);
-    print_message("%.3f s for %d bytes; %d others, the longest wait %.3f s\n", all, LONG_TEXT, n, longest);
+    assert_int_equal(r.status, x->status);
+    assert_true(int_at(r.json, x->count) > LONG_TEXT / 10);
+    print_message("%s: %.3f s for %d bytes; %d others, the longest wait %.3f s\n", x->path, all, LONG_TEXT, n,
+                  longest);
     assert_true(n > 5);
     assert_true(longest < all / 2);
     reply_free(&r);
     close(fd);
     esp_strbuf_free(&request);
+}
+
+static void test_others(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof longs / sizeof longs[0]; i++)
+        test_others_of(&longs[i]);
 }
 
 /* Clients that leave at every stage; then the server is as it was. */
@@ -183,15 +210,17 @@ static void test_leave(void **state)
     struct reply r;
 
     (void)state;
-    make_long(&request);
-    for (int i = 0; i < 6; i++) {
-        const int fd = client_connect(&shared);
+    for (size_t k = 0; k < sizeof longs / sizeof longs[0]; k++) {
+        make_long(&request, &longs[k]);
+        for (int i = 0; i < 6; i++) {
+            const int fd = client_connect(&shared);
 
-        client_send(fd, esp_strbuf_str(&request));
-        usleep((useconds_t)(i * 15000));
-        close(fd);
+            client_send(fd, esp_strbuf_str(&request));
+            usleep((useconds_t)(i * 15000));
+            close(fd);
+        }
+        esp_strbuf_free(&request);
     }
-    esp_strbuf_free(&request);
     r = post_padded(CHAT, "{\"messages\":[{\"role\":\"user\",\"content\":\"Spell: cat\"}],\"max_tokens\":4}");
     assert_int_equal(r.status, 200);
     reply_free(&r);
