@@ -255,7 +255,9 @@ static bool request(const struct process *p, struct talk *t, const char *choice)
         json_object_set_new(body, "tool_choice",
                             json_string(strcmp(choice, "any") == 0 ? "required" : choice));
     text = json_dumps(body, 0);
-    r = client_post(&p->at, t->path, text, 200);
+    r = client_do(&p->at, "POST", t->path, NULL, text);
+    if (r.status != 200)
+        fail_msg("%s, request %d: %d %s", t->name, t->turn, r.status, r.body);
     whole = whole_of(&r);
     share = cached_share(t, whole);
     if (t->turn > 0 && share < t->worst)
