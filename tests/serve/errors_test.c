@@ -1,8 +1,7 @@
 /*
- * Every error of the API page's table, each brought about by a request, in the form of both families: status, type,
- * code, and a message. Errors that need a server in a certain state have tests of their own as well; what is
- * not here: draining, sleeping and device_lost (chat, sleep and isolate tests), cache_incompatible (cache
- * tests), and media that are not read in this version.
+ * Every error of the API page's table, each brought about by a request, in the form of both families: status,
+ * type, code, and a message. Elsewhere: draining, sleeping and device_lost (chat, sleep and isolate tests),
+ * cache_incompatible (cache tests); media are not read in this version.
  *
  * SPDX-License-Identifier: MIT
  */

@@ -172,7 +172,7 @@ static void test_abort_storm(void **state)
     o.concurrency = TEST_SANITIZED ? 16 : 32;
     o.leave = 0.9;
     o.stall = 0;
-    o.requests = seconds > 0 ? 2600 : TEST_SANITIZED ? 32 : 160;
+    o.requests = seconds > 0 ? 3200 : TEST_SANITIZED ? 32 : 160;
     run(&r, &o);
     print_message("%llu left, %llu stayed\n", (unsigned long long)r.left, (unsigned long long)r.whole);
     assert_true(r.left >= (seconds > 0 ? 1000 : o.requests / 4) && r.whole > 0);
@@ -207,9 +207,9 @@ static void check_refusals(const struct process *p, uint64_t n)
     reply_free(&r);
 }
 
-/* Ten times more than there is room for: answers or 429, nothing else, and memory stays what it was. Long, the
- * answers that run keep their pace: with nobody else on the machine, a text waits for at most --max-stall and
- * a step. */
+/* Ten times more than there is room for: answers or 429, nothing else, and memory stays what it was. Long,
+ * the answers that run keep their pace: with nobody else on the machine, a text waits for at most --max-stall
+ * and a step. */
 static void test_overload(void **state)
 {
     const double seconds = long_seconds();

@@ -3,9 +3,10 @@
  * with every request, calls and their results, short helper requests in between; the server ends and starts
  * again in the middle. Nearly all of every prompt must be found in the cache.
  *
- * Three clients at once, each in its own dialect and with its own habits: one sends a line that changes with every
- * request and cache marks that move (messages), one streams and sends sealed reasoning back (responses), one
- * forgets the reasoning (chat). ESPALIER_REPLAY=TURNS makes the conversations longer.
+ * Three clients at once, each in its own dialect and with its own habits: one sends a line that changes with
+ * every request and cache marks that move (messages), one streams and sends sealed reasoning back
+ * (responses), one forgets the reasoning (chat). ESPALIER_REPLAY=TURNS makes the conversations longer; 8 fit
+ * in the context.
  *
  * SPDX-License-Identifier: MIT
  */

@@ -1,6 +1,6 @@
 /*
  * Generated turns whose message is known before they are written down: calls with arguments of every type,
- * whose strings hold tags, code and the ends of tags; every spelling that is tolerated; calls inside thinking;
+ * whose strings hold tags, code and ends of tags; every spelling that is tolerated; calls inside thinking;
  * turns cut off anywhere. The parser must find the message again, whole and in whatever pieces.
  *
  * ESPALIER_TEST_TURNS=N makes N of them instead of 2,400, and cuts every one at every place.
@@ -84,8 +84,8 @@ static const char *behind(const char *s, const char *word)
     return s + strspn(s, " \t\r\n");
 }
 
-/* Whether a part of the value reads as its end: </parameter> with a tag behind it that can follow, or the ends of
- * a call with the next call behind them, which is how a forgotten </parameter> is recognised. */
+/* Whether a part of the value reads as its end: </parameter> with a tag behind it that can follow, or the
+ * end of a call with the next call behind it, which is how a forgotten </parameter> is recognised. */
 static bool ends_early(const char *value)
 {
     for (const char *p = strchr(value, '<'); p; p = strchr(p + 1, '<')) {

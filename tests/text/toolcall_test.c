@@ -256,7 +256,8 @@ static void test_zero(void **state)
     (void)state;
     for (size_t step = 1; step <= len; step++) {
         struct message m;
-        const struct esp_turn_opts o = {.calls = true, .fn = turn_on_piece, .warn = turn_on_warning, .user = &m};
+        const struct esp_turn_opts o = {
+            .calls = true, .fn = turn_on_piece, .warn = turn_on_warning, .user = &m};
         struct esp_turn *t;
         esp_error err;
 
