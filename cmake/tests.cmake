@@ -95,12 +95,13 @@ exec $p -B tests/serve/clients_test.py $<TARGET_FILE:espalier> models/demo"
 set_tests_properties(serve.clients PROPERTIES SKIP_RETURN_CODE 77 TIMEOUT 900)
 
 # Programs with several threads are labelled, for the thread sanitizer (target tests_of_threads builds them). Left out: a
-# browser and clients whose own limits are too short for a server 30 times slower, and repetitions over another device.
+# browser and clients whose own limits are too short for a server 30 times slower, single clients that ask one thing after
+# the other, and repetitions over another device.
 get_property(all_tests DIRECTORY PROPERTY TESTS)
 add_custom_target(tests_of_threads)
 foreach(test IN LISTS all_tests)
     if(test MATCHES "pool|thread|queue|service|serve|http|engine.faults|engine.adapter"
-       AND NOT test MATCHES "serve.(page|clients|bench)|_device$")
+       AND NOT test MATCHES "serve.(page|clients|bench|golden|error|replay|schemas)|_device$")
         set_tests_properties(${test} PROPERTIES LABELS threads)
         string(REPLACE "." "_" short ${test})
         foreach(target test_${short} corpus_${short}) # fuzz.NAME is corpus_NAME

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""The web page in headless Chromium against a running server: send, stream, stop, edit, branches, tool call, settings,
-status, a server that is gone, export. Skips (77) where Chromium and Selenium (Debian: chromium-driver, python3-selenium)
-are missing.
+"""The web page in headless Chromium against a running server: send, stream, stop, edit, branches, a tool call,
+thinking, hostile answers, settings, status, a server that is gone. Skips (77) where Chromium and Selenium
+(Debian: chromium-driver, python3-selenium) are missing.
 
 usage: page_test.py ESPALIER MODEL [FOLDER for screenshots]
 
@@ -139,6 +139,62 @@ def stopping(p):
     p.shot("2-stopped")
 
 
+TOOLS = """
+const real = window.fetch;
+window.fetch = (url, how) => {
+  if (!String(url).includes("chat/completions")) return real(url, how);
+  const body = JSON.parse(how.body);
+  body.tools = [{type: "function", function: {name: "look_up", strict: true, parameters: {type: "object",
+    properties: {word: {type: "string", maxLength: 12}}, required: ["word"], additionalProperties: false}}}];
+  body.tool_choice = "required";
+  body.enable_thinking = true;
+  body.thinking_budget_tokens = 40;
+  return real(url, {...how, body: JSON.stringify(body)});
+};
+"""
+
+HOSTILE = r"""
+const text = "# Head\n\n<img src=x onerror='window.hacked=1'> **bold** [x](javascript:window.hacked=2)\n\n" +
+  "```py\n<script>window.hacked=3</script>\n```\n";
+const chunk = (delta, finish) => "data: " + JSON.stringify({choices: [{index: 0, delta, finish_reason: finish}]}) + "\n\n";
+window.fetch = () => Promise.resolve(new Response(chunk({role: "assistant", content: ""}, null) +
+  [...text].map(c => chunk({content: c}, null)).join("") + chunk({}, "stop") + "data: [DONE]\n\n",
+  {headers: {"Content-Type": "text/event-stream"}}));
+"""
+
+
+def calls(p):
+    """The page offers no tools itself: the request gets one on its way. The answer is the server's."""
+    p.one("#new").click()
+    p.d.execute_script(TOOLS)
+    p.send("Look up the word pencil.")
+    p.answered(1)
+    p.wait(lambda: "look_up" in p.one("article.assistant details.tool").get_attribute("textContent"), "a call is shown")
+    check("word" in p.one("article.assistant details.tool").get_attribute("textContent"), "with its arguments")
+    think = p.one("article.assistant details.think")
+    check(think.is_displayed() and not think.get_attribute("open"), "thinking is folded")
+    think.find_element(By.CSS_SELECTOR, "summary").click()
+    check(think.find_element(By.CSS_SELECTOR, ".inner").text, "and can be unfolded")
+    p.shot("7-call")
+    p.d.refresh()
+    p.wait(lambda: p.all("#model option"), "the list of models")
+
+
+def hostile(p):
+    p.one("#new").click()
+    p.d.execute_script(HOSTILE)
+    p.send("Be nasty.")
+    p.answered(1)
+    p.wait(lambda: p.all("article.assistant .body strong"), "Markdown is shown")
+    check(not p.all("article.assistant .body img, article.assistant .body script"), "tags in an answer are text")
+    check(not p.all("article.assistant .body a[href^='javascript']"), "and its links lead nowhere dangerous")
+    check("<script>" in p.one("article.assistant .body pre").text, "code is code")
+    check(p.d.execute_script("return window.hacked") is None, "nothing of it runs")
+    p.shot("8-hostile")
+    p.d.refresh()
+    p.wait(lambda: p.all("#model option"), "the list of models")
+
+
 def panels(p):
     p.one("#tab-status").click()
     p.wait(lambda: "Last requests" in p.one("#status").text, "the status tab")
@@ -184,6 +240,8 @@ def main():
         p = Page(url, sys.argv[3] if len(sys.argv) > 3 else None)
         conversation(p)
         stopping(p)
+        calls(p)
+        hostile(p)
         panels(p)
         narrow(p)
         noise = [e for e in p.d.get_log("browser") if e["level"] == "SEVERE"]
