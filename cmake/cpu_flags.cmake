@@ -29,19 +29,19 @@ function(esp_set_cpu_flags target)
         endif()
     endforeach()
     # Kernels under sanitizers. A build of kernels alone has all of its sanitizer (.ci/run ubsan). In a whole one what
-    # reads weights, keys and states is as released, because nine tenths of the time of a test with a model would go to
-    # looking at each of these loads: the backend says which memory such a kernel read and wrote (base/watch.h). Fuzz
-    # targets are parsers.
+    # reads weights, keys and states is as released (and the encoder's search), because nine tenths of the time of a test with
+    # a model would go to looking at each of these loads: the backend says which memory such a kernel read and wrote
+    # (base/watch.h). Fuzz targets are parsers.
     if(ESPALIER_SANITIZE)
         foreach(source IN LISTS sources)
-            if(NOT source MATCHES "/kernels/")
+            if(NOT source MATCHES "/kernels/|/quantize/viterbi_")
                 continue()
             endif()
             if(CMAKE_C_COMPILER_ID STREQUAL "GNU") # takes longer than all else about unrolled code; lines are known without
                 set_property(SOURCE ${source} APPEND PROPERTY COMPILE_OPTIONS -fno-var-tracking)
             endif()
             if(ESPALIER_KERNELS_ONLY)
-            elseif(ESPALIER_FUZZ OR source MATCHES "/(affine|attend|delta|dense|linear|trellis)[^/]*$")
+            elseif(ESPALIER_FUZZ OR source MATCHES "/(affine|attend|delta|dense|linear|trellis|viterbi)[^/]*$")
                 set_property(SOURCE ${source} APPEND PROPERTY COMPILE_OPTIONS -fno-sanitize=all -O2)
             elseif(ESPALIER_SANITIZE MATCHES "undefined" AND source MATCHES "/kernels/(x86|arm)/")
                 set_property(SOURCE ${source} APPEND PROPERTY COMPILE_OPTIONS -fno-sanitize=undefined)

@@ -101,7 +101,7 @@ get_property(all_tests DIRECTORY PROPERTY TESTS)
 add_custom_target(tests_of_threads)
 foreach(test IN LISTS all_tests)
     if(test MATCHES "pool|thread|queue|service|serve|http|engine.faults|engine.adapter"
-       AND NOT test MATCHES "serve.(page|clients|bench|golden|error|replay|schemas)|_device$")
+       AND NOT test MATCHES "serve.(page|clients|bench|golden|error|replay|history|schemas)|_device$")
         set_tests_properties(${test} PROPERTIES LABELS threads)
         string(REPLACE "." "_" short ${test})
         foreach(target test_${short} corpus_${short}) # fuzz.NAME is corpus_NAME

@@ -1,8 +1,8 @@
 /*
- * What the sanitizers are told of memory that code compiled without them reads or writes: the kernels of products,
- * attention and delta rule (cmake/cpu_flags.cmake), which read so much that looking at each load takes nine tenths of
- * such a run. The thread sanitizer takes it as the access; the address sanitizer reports bytes that may not be touched.
- * In every other build these are nothing.
+ * What the sanitizers are told of memory that code compiled without them reads or writes: the kernels of
+ * products, attention and delta rule (cmake/cpu_flags.cmake), which read so much that looking at each load
+ * takes nine tenths of such a run. The thread sanitizer takes it as the access; the address sanitizer reports
+ * bytes that may not be touched. In every other build these are nothing.
  *
  * SPDX-License-Identifier: MIT
  */

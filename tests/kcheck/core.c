@@ -51,7 +51,7 @@ static uint64_t hash(uint64_t h, const char *s)
     return h;
 }
 
-void kc_begin(struct kc *kc, const char *fmt, ...)
+bool kc_begin(struct kc *kc, const char *fmt, ...)
 {
     va_list args;
 
@@ -60,6 +60,7 @@ void kc_begin(struct kc *kc, const char *fmt, ...)
     va_end(args);
     kc->case_failed = false;
     kc->rng = hash(hash(kc->seed ^ 0xcbf29ce484222325, kc->entry), kc->name);
+    return kc->every < 2 || (kc->rng >> 32) % kc->every == 0;
 }
 
 static void fail(struct kc *kc)

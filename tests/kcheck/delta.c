@@ -227,7 +227,8 @@ static void check_rows(struct kc *kc, uint32_t dk, uint32_t dv, uint32_t n, enum
     kc_gaps(kc, j.d.u, n, dv, j.d.ld_u);
     kc_end(kc);
     for (size_t s = 0; s < sizeof steps / sizeof steps[0]; s++) {
-        kc_begin(kc, "dk%u dv%u n%u %s step%u", dk, dv, n, style_names[style], steps[s]);
+        if (!kc_begin(kc, "dk%u dv%u n%u %s step%u", dk, dv, n, style_names[style], steps[s]))
+            continue;
         make(kc, &j, dk, dv, n, style);
         kc->k->delta_rows(&j.d, j.scratch);
         check_cut(kc, &j, n, steps[s]);
@@ -242,7 +243,8 @@ static void check_fold(struct kc *kc, uint32_t dk, uint32_t dv, uint32_t n, enum
     float *out, *in_place;
     struct job j;
 
-    kc_begin(kc, "dk%u dv%u n%u %s", dk, dv, n, style_names[style]);
+    if (!kc_begin(kc, "dk%u dv%u n%u %s", dk, dv, n, style_names[style]))
+        return;
     make(kc, &j, dk, dv, n, style);
     for (size_t i = 0; i < n; i++)
         kc_fill(kc, j.d.u + i * j.d.ld_u, dv, KC_RANDOM, 0);

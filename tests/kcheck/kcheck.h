@@ -44,8 +44,8 @@ struct kc {
     const struct esp_kernels *k;     /* table under test */
     const struct esp_kernels *below; /* the level below it, NULL for the reference */
     const struct esp_kernels *ref;
-    uint64_t seed;
-    const char *filter; /* glob on entry names, or NULL */
+    uint64_t seed, every; /* every: 0 or 1 is all cases, N about one in N of those that take long */
+    const char *filter;   /* glob on entry names, or NULL */
     bool bench, json, list;
     double read_gbs;     /* measured read bandwidth of one core */
     double dot_gops;     /* measured peak of byte dot products of one core, 0 where it has none */
@@ -67,8 +67,9 @@ bool kc_entry(struct kc *kc, kc_fn fn, kc_fn below, const char *fmt, ...)
 #define KC_ENTRY(kc, field)                                                                                  \
     kc_entry(kc, (kc_fn)(kc)->k->field, (kc)->below ? (kc_fn)(kc)->below->field : NULL, #field)
 
-/* A case: seeds the generator from seed and names; kc_end checks canaries, frees buffers and counts. */
-void kc_begin(struct kc *kc, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+/* A case: seeds the generator from seed and names; kc_end checks canaries, frees buffers and counts. False:
+ * one that --every leaves out; where cases are many and long, the caller does without it then. */
+bool kc_begin(struct kc *kc, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 void kc_end(struct kc *kc);
 
 /*

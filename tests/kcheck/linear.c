@@ -368,8 +368,9 @@ static void check_shape(struct kc *kc, struct job *j, const struct shape *s, uin
     for (int p = 0; p < KC_PATTERN_COUNT; p++) {
         if (!every_pattern && p != KC_RANDOM && p != KC_CONSTANT)
             continue;
-        kc_begin(kc, "in%u g%u scale%d out%u %s", s->n_in, s->group, (int)s->scale, n_out,
-                 kc_pattern_names[p]);
+        if (!kc_begin(kc, "in%u g%u scale%d out%u %s", s->n_in, s->group, (int)s->scale, n_out,
+                      kc_pattern_names[p]))
+            continue;
         check_values(kc, j, s, n_out, (enum kc_pattern)p);
         kc_end(kc);
     }

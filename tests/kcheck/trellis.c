@@ -310,8 +310,9 @@ static void check_format(struct kc *kc, struct job *j)
         for (int p = 0; p < KC_PATTERN_COUNT; p++) {
             if (p && i % 3)
                 continue;
-            kc_begin(kc, "in%u out%u axis%u%s %s", shapes[i].n_in, shapes[i].n_out, shapes[i].axis,
-                     shapes[i].interleaved ? " interleaved" : "", kc_pattern_names[p]);
+            if (!kc_begin(kc, "in%u out%u axis%u%s %s", shapes[i].n_in, shapes[i].n_out, shapes[i].axis,
+                          shapes[i].interleaved ? " interleaved" : "", kc_pattern_names[p]))
+                continue;
             check_values(kc, j, &shapes[i], (enum kc_pattern)p);
             kc_end(kc);
         }
@@ -327,7 +328,8 @@ static void check_real(struct kc *kc, struct job *j)
         if (j->format < ESP_FORMAT_TRELLIS2 || j->format > ESP_FORMAT_TRELLIS4 ||
             (shapes[i].interleaved && j->format != ESP_FORMAT_TRELLIS3))
             continue;
-        kc_begin(kc, "real in%u out%u axis%u", shapes[i].n_in, shapes[i].n_out, shapes[i].axis);
+        if (!kc_begin(kc, "real in%u out%u axis%u", shapes[i].n_in, shapes[i].n_out, shapes[i].axis))
+            continue;
         check_values(kc, j, &shapes[i], KC_RANDOM);
         kc_end(kc);
     }

@@ -243,11 +243,10 @@ static void test_program(void **state)
 
 /* ---- interruptions ---- */
 
-#define LIMIT (TEST_SANITIZED ? "2" : "8")
 /* ASK(how, file, more arguments ...) */
 #define ASK(how, ...)                                                                                        \
-    RUN(how, P, "eval", M, "--tasks", "needle", "--lengths", "200", "--limit", LIMIT, "-t", "1", "--kv",     \
-        "q4", "--progress", "json", "--json", "--samples", __VA_ARGS__)
+    RUN(how, P, "eval", M, "--tasks", "needle", "--lengths", "200", "--limit", "8", "-t", "1", "--kv", "q4", \
+        "--progress", "json", "--json", "--samples", __VA_ARGS__)
 
 static char *content(const char *path, size_t *len)
 {

@@ -259,10 +259,10 @@ static const struct esp_path af32_paths[] = {
 V_INLINE void af32_block(int bits, const struct affine_call *c, const struct affine_block *b)
 {
     const float *x = (const float *)(const void *)c->act + (size_t)b->row * c->w->n_in;
-    struct affine_tile t = {.w = c->w};
+    struct affine_tile t = {0};
     __m128 out[AFFINE_BLOCK_ROWS];
 
-    affine_tile_set(&t, bits, b->out, b->n_out);
+    affine_tile_set(&t, c->w, bits, b->out, b->n_out);
     if (esp_path_of(af32_paths, ESP_SHAPE_ANY, b->n_row) == &af32_paths[FEW])
         af32_few(bits, b->n_row, &t, x, out);
     else

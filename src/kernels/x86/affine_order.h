@@ -90,15 +90,16 @@ struct affine_tile {
 };
 
 /* Point t at outputs o .. o + n - 1; past the end the last one again. Copies short last units. */
-V_INLINE void affine_tile_set(struct affine_tile *t, int bits, uint32_t o, uint32_t n)
+V_INLINE void affine_tile_set(struct affine_tile *t, const struct esp_weight *w, int bits, uint32_t o,
+                              uint32_t n)
 {
-    const struct esp_weight *w = t->w;
     const size_t unit_bytes = UNIT * (size_t)bits / 8;
     const size_t rest = w->n_in % UNIT * (size_t)bits / 8;
 
     const uint8_t *codes = w->codes + o * w->row_bytes;
     size_t scale = o * w->scale_row_bytes;
 
+    t->w = w;
     t->n_whole = w->n_in / UNIT;
     for (uint32_t j = 0; j < AFFINE_OUTS; j++) {
         if (j && j < n) {
