@@ -297,6 +297,7 @@ bool esp_turn_step_open(struct esp_turn *t)
     if (*s == '{') {
         esp_turn_take(t, skip);
         t->scan = 0;
+        t->quoted = t->escaped = false;
         t->state = ESP_TURN_IN_JSON_CALL;
         return true;
     }
@@ -346,24 +347,37 @@ static bool json_call(struct esp_turn *t, const char *s, size_t n)
     return ok;
 }
 
+/* The closing tag behind the JSON at the front, on from t->scan; tags in strings are text. A raw line end
+ * closes a string, which is no JSON then: the rest of the turn is not lost with it. NULL: not yet. */
+static const char *json_end(struct esp_turn *t)
+{
+    for (; t->scan < esp_turn_left(t); t->scan++) {
+        const char *s = esp_turn_front(t) + t->scan;
+        enum esp_turn_match m;
+
+        if (t->quoted) {
+            t->quoted = t->escaped || (*s != '"' && *s != '\n');
+            t->escaped = !t->escaped && *s == '\\';
+            continue;
+        }
+        t->quoted = *s == '"';
+        if (*s != '<')
+            continue;
+        m = esp_turn_match(s, esp_turn_left(t) - t->scan, "</tool_call>");
+        if (m == ESP_TURN_YES)
+            return s;
+        if (m == ESP_TURN_PART)
+            return NULL;
+    }
+    return NULL;
+}
+
 bool esp_turn_step_json(struct esp_turn *t)
 {
-    static const char close[] = "</tool_call>";
-    const size_t len = sizeof close - 1;
-    const char *end = NULL;
+    const size_t len = strlen("</tool_call>");
+    const char *end = json_end(t);
     size_t n;
 
-    while (!end && t->scan < esp_turn_left(t)) {
-        const char *lt = memchr(esp_turn_front(t) + t->scan, '<', esp_turn_left(t) - t->scan);
-        const enum esp_turn_match m =
-            lt ? esp_turn_match(lt, (size_t)(esp_turn_front(t) + esp_turn_left(t) - lt), close) : ESP_TURN_NO;
-
-        t->scan = lt ? (size_t)(lt - esp_turn_front(t)) + (m != ESP_TURN_PART) : esp_turn_left(t);
-        if (m == ESP_TURN_YES)
-            end = lt;
-        if (m == ESP_TURN_PART)
-            break;
-    }
     if (!end && !t->final)
         return false;
     n = end ? (size_t)(end - esp_turn_front(t)) : esp_turn_left(t);

@@ -43,6 +43,7 @@ struct esp_turn {
     bool fresh;              /* first byte of a value */
     bool final;              /* no more bytes come */
     size_t scan;             /* ESP_TURN_IN_JSON_CALL: bytes behind at that were searched */
+    bool quoted, escaped;    /* there: within a string, behind a backslash */
     size_t n_content, n_reasoning;
     /* The present call. */
     const json_t *tool;

@@ -253,10 +253,8 @@ static void write_call(struct esp_rng_key *k, struct sent *s, bool may_lack)
     struct esp_strbuf *b = &s->text;
     json_t *args = random_args(k);
     char *json = json_dumps(args, draw(k, 2) ? 0 : JSON_INDENT(1));
-    uint32_t form = draw(k, 10);
+    const uint32_t form = draw(k, 10);
 
-    if (strstr(json, "</tool_call>")) /* ends the JSON form, in a string too */
-        form = 2;
     s->name[s->n] = draw(k, 3) ? "f" : "ns.look-up_2";
     s->args[s->n] = args;
     if (form == 0) {

@@ -93,6 +93,10 @@ static const struct {
     {"<tool_call>\n{\"name\": \"f\", \"arguments\": {\"i\": 1, \"s\": \"</x>\"}}\n</tool_call>", true, "", 1,
      "{\"i\":1,\"s\":\"</x>\"}", 0},
     {"<tool_call>{\"name\": \"f\", \"arguments\": \"{\\\"i\\\": 1}\"}", true, "", 1, "{\"i\":1}", 0},
+    {"<tool_call>\n{\"name\": \"f\", \"arguments\": {\"s\": \"\\\"</tool_call>\"}}\n</tool_call>", true, "",
+     1, "{\"s\":\"\\\"</tool_call>\"}", 0},
+    {"<tool_call>\n{\"name\": \"f\n</tool_call>after", true, "<tool_call>{\"name\": \"f\n</tool_call>after",
+     0, NULL, 1},
     {"<tool_call>\n{\"nam\": 1}\n</tool_call>", true, "<tool_call>{\"nam\": 1}\n</tool_call>", 0, NULL, 1},
     /* types */
     {CALL(PARAM("i", "x")), true, "", 1, "{\"i\":\"x\"}", 1},
