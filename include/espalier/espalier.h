@@ -226,6 +226,8 @@ typedef struct esp_engine_opts {
     /* Who has waited so long goes before all but those of priority -100; 0: by numbers, see
      * esp_seq_opts.priority. */
     uint32_t aging_ms;
+    /* Bytes of the program around the engine, which the plan counts as fixed. 0: a small one, 8 MiB. */
+    uint64_t program_bytes;
 } esp_engine_opts;
 
 /* A processor that engines run on. */

@@ -191,7 +191,8 @@ esp_status esp_engine_shape(const struct esp_model *m, const esp_engine_opts *o,
 static uint64_t fixed_bytes(const struct esp_model *m, const esp_engine_opts *o)
 {
     uint64_t n_vocab = m->net->tape.n_vocab;
-    uint64_t b = PROGRAM_BYTES + m->net->vector_bytes + n_vocab / 8 * 3; /* masks of ids */
+    uint64_t b = (o->program_bytes ? o->program_bytes : PROGRAM_BYTES) + m->net->vector_bytes +
+                 n_vocab / 8 * 3; /* masks of ids */
 
     b += m->tok ? esp_tokenizer_bytes(m->tok) : 0;
     b += esp_sample_work_bytes((uint32_t)n_vocab);

@@ -152,7 +152,7 @@ json_t *esp_fit_document(const struct esp_fit *f)
     const uint64_t state_row = p->state_per_seq + p->chunk_rows_per_seq;
     const bool fits = esp_fit_fits(f);
     const char *device = esp_device_id(f->session);
-    json_t *doc = json_pack("{s:b,s:s?}", "fits", fits, "limiting",
+    json_t *doc = json_pack("{s:s,s:b,s:s?}", "schema", "espalier.fit.v1", "fits", fits, "limiting",
                             fits                   ? NULL
                             : p->total > f->budget ? device
                                                    : "host");

@@ -19,6 +19,11 @@
 #define ESP_COMMIT "unknown"
 #endif
 
+const char *esp_program_commit(void)
+{
+    return ESP_COMMIT;
+}
+
 static int print_version(void)
 {
     struct esp_machine m;

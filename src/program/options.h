@@ -114,6 +114,9 @@ void esp_options_free(struct esp_options *o);
  */
 esp_status esp_options_file(struct esp_options *o, char *text, const char *name, const char *profile,
                             esp_error *err);
+/* The same anew: what an earlier reading of a file gave goes back to its default first. */
+esp_status esp_options_file_again(struct esp_options *o, char *text, const char *name, const char *profile,
+                                  esp_error *err);
 /* The message for a verb that is not known: later work, or a near miss. */
 esp_status esp_verb_refuse(const char *name, esp_error *err);
 

@@ -112,3 +112,18 @@ esp_status esp_options_file(struct esp_options *o, char *text, const char *name,
         return esp_fail(err, ESP_EINVAL, "%s: no [profile %s] in it", name, profile);
     return ESP_OK;
 }
+
+esp_status esp_options_file_again(struct esp_options *o, char *text, const char *name, const char *profile,
+                                  esp_error *err)
+{
+    for (size_t i = 0; i < N_OPTS; i++) {
+        const struct esp_opt *opt = esp_opt_get((enum esp_opt_id)i);
+
+        if (!o->v[i].from_file)
+            continue;
+        memset(&o->v[i], 0, sizeof o->v[i]);
+        if (opt->def)
+            ESP_TRY(esp_opt_set(&o->v[i], opt, false, opt->def, err));
+    }
+    return esp_options_file(o, text, name, profile, err);
+}

@@ -6,11 +6,16 @@
 #include "program/serve_flags.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
+#include "base/map.h"
 #include "base/mem.h"
 #include "program/session.h"
+
+enum { MAX_CONFIG = 1 << 20 }; /* bytes */
 
 /* A copy that lives as long as the process: the server keeps it. NULL: no memory. */
 static const char *keep(const char *text, size_t len)
@@ -199,8 +204,11 @@ static esp_status take_network(struct esp_serve_opts *o, const struct esp_option
     return ESP_OK;
 }
 
-static void take_limits(struct esp_serve_opts *o, const struct esp_opt_value *v)
+void esp_serve_flags_limits(struct esp_serve_opts *o, const struct esp_options *opt)
 {
+    const struct esp_opt_value *v = opt->v;
+
+    o->log_level = (enum esp_log_amount)v[OPT_LOG_LEVEL].i;
     o->max_body = v[OPT_MAX_BODY].size;
     o->max_messages = (uint32_t)v[OPT_MAX_MESSAGES].i;
     o->max_prompt_bytes = v[OPT_MAX_PROMPT_BYTES].size;
@@ -231,7 +239,68 @@ static esp_status take_breakers(struct esp_serve_opts *o, const struct esp_optio
 esp_status esp_serve_flags(struct esp_serve_opts *o, const struct esp_options *opt, esp_error *err)
 {
     ESP_TRY(take_breakers(o, opt, err));
-    take_limits(o, opt->v);
+    esp_serve_flags_limits(o, opt);
     take_answers(o, opt->v);
     return take_network(o, opt, err);
+}
+
+/* ---- the configuration file ---- */
+
+static char *default_config(void)
+{
+    const char *base = getenv("XDG_CONFIG_HOME"), *home = getenv("HOME");
+    char path[4096];
+
+    if (base && *base)
+        snprintf(path, sizeof path, "%s/espalier/espalier.conf", base);
+    else if (home && *home)
+        snprintf(path, sizeof path, "%s/.config/espalier/espalier.conf", home);
+    else
+        return NULL;
+    return access(path, R_OK) == 0 ? esp_strndup(path, strlen(path)) : NULL;
+}
+
+/* The configuration file, which must be freed; NULL: none. */
+static char *config_path(const struct esp_options *o)
+{
+    return o->v[OPT_CONFIG].given ? esp_strndup(o->v[OPT_CONFIG].s, strlen(o->v[OPT_CONFIG].s))
+                                  : default_config();
+}
+
+esp_status esp_serve_config(struct esp_options *o, char **text, esp_error *err)
+{
+    char *path = config_path(o);
+    esp_status status = ESP_OK;
+    size_t len;
+
+    if (path) {
+        status = esp_read_file(text, &len, path, MAX_CONFIG, err);
+        if (status == ESP_OK)
+            status = esp_options_file(o, *text, path, o->v[OPT_PROFILE].s, err);
+    } else if (o->v[OPT_PROFILE].given) {
+        status = esp_fail(err, ESP_EINVAL, "--profile without a configuration file; give --config FILE");
+    }
+    esp_free(path);
+    return status;
+}
+
+esp_status esp_serve_config_limits(struct esp_serve_opts *out, const struct esp_options *o, esp_error *err)
+{
+    char *path = config_path(o), *text = NULL;
+    struct esp_options *fresh = path ? esp_alloc(sizeof *fresh) : NULL;
+    esp_status status = ESP_OK;
+    size_t len;
+
+    if (fresh) {
+        *fresh = *o;
+        status = esp_read_file(&text, &len, path, MAX_CONFIG, err);
+        if (status == ESP_OK)
+            status = esp_options_file_again(fresh, text, path, o->v[OPT_PROFILE].s, err);
+        if (status == ESP_OK)
+            esp_serve_flags_limits(out, fresh); /* numbers: none points into the text */
+    }
+    esp_free(fresh);
+    esp_free(text);
+    esp_free(path);
+    return status;
 }

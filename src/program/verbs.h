@@ -12,6 +12,8 @@
 struct esp_talk;
 struct esp_answer;
 
+/* Of the source that the program was built from, or "unknown". */
+const char *esp_program_commit(void);
 int esp_verb_run(const struct esp_options *o);
 int esp_verb_generate(const struct esp_options *o);
 int esp_verb_tokenize(const struct esp_options *o);

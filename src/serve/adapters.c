@@ -254,7 +254,7 @@ void esp_mounts_read(struct esp_fields *f, struct esp_gen *g, const struct esp_s
     if (json_is_array(v))
         add_list(f, g, s, v);
     else if (v && !names)
-        esp_field_wrong(f, "adapter", v, "a name or an array of {id, scale}");
+        esp_field_wrong(f, v == lora ? "lora" : "adapter", v, "a name or an array of {id, scale}");
     else if (names && strcmp(names, "none") != 0)
         add_names(f, g, s, names);
     else if (!v && in_model)

@@ -37,10 +37,11 @@ void esp_admin_reload_keys(struct esp_call *c)
 {
     esp_error err;
 
-    if (esp_server_reload_keys(c->s, &err) == ESP_OK)
+    if (esp_server_reload_keys(c->s, &err) == ESP_OK) {
         esp_reply_json(c, 200, json_pack("{s:b}", "reloaded", 1));
-    else
-        esp_hide_path(&err, c->s->o.api_key_file);
+        return;
+    }
+    esp_hide_path(&err, c->s->o.api_key_file);
     esp_api_fail(&c->e, "invalid_value", NULL, "the keys stay as they were: %s", err.message);
 }
 

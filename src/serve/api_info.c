@@ -210,14 +210,15 @@ void esp_get_model(struct esp_call *c)
 static json_t *sampling_json(const esp_sampling *o)
 {
     return json_pack("{s:f,s:i,s:f,s:f,s:f,s:f,s:f,s:f,s:f,s:f,s:f,s:f,s:I,s:I}", "temperature",
-                     (double)o->temperature, "top_k", o->top_k, "top_p", (double)o->top_p, "min_p",
-                     (double)o->min_p, "typical_p", (double)o->typical_p, "repetition_penalty",
-                     (double)o->repetition_penalty, "presence_penalty", (double)o->presence_penalty,
-                     "frequency_penalty", (double)o->frequency_penalty, "xtc_probability",
-                     (double)o->xtc_probability, "xtc_threshold", (double)o->xtc_threshold, "dry_multiplier",
-                     (double)o->dry_multiplier, "dry_base", (double)o->dry_base, "dry_allowed_length",
-                     (json_int_t)o->dry_allowed_length, "dry_penalty_last_n",
-                     o->dry_context ? (json_int_t)o->dry_context : -1);
+                     esp_as_written(o->temperature), "top_k", o->top_k, "top_p", esp_as_written(o->top_p),
+                     "min_p", esp_as_written(o->min_p), "typical_p", esp_as_written(o->typical_p),
+                     "repetition_penalty", esp_as_written(o->repetition_penalty), "presence_penalty",
+                     esp_as_written(o->presence_penalty), "frequency_penalty",
+                     esp_as_written(o->frequency_penalty), "xtc_probability",
+                     esp_as_written(o->xtc_probability), "xtc_threshold", esp_as_written(o->xtc_threshold),
+                     "dry_multiplier", esp_as_written(o->dry_multiplier), "dry_base",
+                     esp_as_written(o->dry_base), "dry_allowed_length", (json_int_t)o->dry_allowed_length,
+                     "dry_penalty_last_n", o->dry_context ? (json_int_t)o->dry_context : -1);
 }
 
 static json_t *defaults_json(const struct esp_server *s)

@@ -61,8 +61,12 @@ static void refuse_fields(struct esp_fields *f, struct esp_response *a)
         {
             const char *s = json_is_string(v) ? json_string_value(v) : "";
 
-            a->want_encrypted = a->want_encrypted || strcmp(s, "reasoning.encrypted_content") == 0;
-            a->gen.logprobs = a->gen.logprobs || strcmp(s, "message.output_text.logprobs") == 0;
+            if (strcmp(s, "reasoning.encrypted_content") == 0)
+                a->want_encrypted = true;
+            else if (strcmp(s, "message.output_text.logprobs") == 0)
+                a->gen.logprobs = true;
+            else
+                esp_gen_warn(&a->gen, "an unknown value of include was ignored");
         }
 }
 

@@ -503,7 +503,7 @@ void esp_call_refuse(void *server, struct esp_http_request *r, int status, const
     if (status == 413)
         esp_api_fail(&c->e, code, NULL, "%s: at most %llu bytes (--max-body)", why,
                      (unsigned long long)s->o.max_body);
-    else if (status == 414 || status == 431)
+    else if (status == 414 || (status == 431 && !strstr(why, "lines")))
         esp_api_fail(&c->e, code, NULL, "%s: at most %u bytes", why,
                      status == 414 ? ESP_LIMIT_HTTP_URI : ESP_LIMIT_HTTP_HEAD);
     else

@@ -80,10 +80,12 @@ static bool no_room(const struct esp_server *s, const struct esp_gen *g, size_t 
             json_pack("{s:s,s:I,s:I,s:I}", "limit_source", s->context >= s->info.context ? "model" : "server",
                       "max_context", (json_int_t)most, "prompt_tokens", (json_int_t)n, "max_tokens",
                       (json_int_t)(g->max_tokens >= 0 ? g->max_tokens : 0));
-    return esp_api_fail(e, "context_length_exceeded", NULL,
-                        prompt ? "prompt is too long: %llu tokens > %llu maximum"
-                               : "prompt of %llu tokens and max_tokens exceed %llu tokens of context",
-                        (unsigned long long)n, (unsigned long long)most);
+    return esp_api_fail(
+        e, "context_length_exceeded", NULL,
+        prompt ? "prompt is too long: %llu tokens > %llu maximum"
+               : "prompt of %llu tokens and max_tokens exceed %llu tokens of context",
+        (unsigned long long)n,
+        (unsigned long long)(prompt && n == most ? most - 1 : most)); /* one is for the answer */
 }
 
 bool esp_job_limit(const struct esp_server *s, struct esp_gen *g, size_t n, uint64_t *out,

@@ -55,6 +55,18 @@ bool esp_json_add_exact(struct esp_strbuf *b, const json_t *v)
     return json_dump_callback(v, add_piece, b, JSON_COMPACT | JSON_ENCODE_ANY | JSON_REAL_PRECISION(17)) == 0;
 }
 
+double esp_as_written(float x)
+{
+    char text[32];
+
+    for (int digits = 6; digits < 9; digits++) {
+        snprintf(text, sizeof text, "%.*g", digits, (double)x);
+        if (strtof(text, NULL) == x)
+            return strtod(text, NULL);
+    }
+    return (double)x;
+}
+
 json_t *esp_text_json(const char *s, size_t len)
 {
     return json_stringn_nocheck(s, len);

@@ -240,6 +240,7 @@ static bool read_head(struct conn *c)
     if (!take_head(c, data, len))
         return false;
     c->state = READ_BODY;
+    c->body.max = c->http->o.max_body;
     arm(c, c->http->o.body_timeout);
     if (c->r.head.expect_continue && evbuffer_get_length(in) == 0)
         evbuffer_add_printf(output(c), "HTTP/1.1 100 Continue\r\n\r\n");
@@ -673,6 +674,16 @@ esp_status esp_http_open(struct esp_http **out, struct event_base *base, const s
     }
     *out = h;
     return ESP_OK;
+}
+
+void esp_http_set_limits(struct esp_http *h, const struct esp_http_opts *o)
+{
+    h->o.max_body = o->max_body;
+    h->o.max_output = o->max_output;
+    h->o.header_timeout = o->header_timeout;
+    h->o.body_timeout = o->body_timeout;
+    h->o.write_timeout = o->write_timeout;
+    h->o.keepalive_timeout = o->keepalive_timeout;
 }
 
 void esp_http_close(struct esp_http *h)

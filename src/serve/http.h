@@ -45,6 +45,8 @@ struct esp_http_opts {
 
 esp_status esp_http_open(struct esp_http **out, struct event_base *base, const struct esp_http_opts *o,
                          esp_error *err);
+/* max_body, max_output and the times of o, for requests that begin from now on. */
+void esp_http_set_limits(struct esp_http *h, const struct esp_http_opts *o);
 /* Closes every connection without calling on_gone. NULL is a no-op. */
 void esp_http_close(struct esp_http *h);
 /* The same on a socket that listens already. */

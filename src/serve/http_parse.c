@@ -251,7 +251,7 @@ static int parse_header(char *line, struct esp_http_head *out, const char **why)
     if (!is_token(line))
         return refuse(400, "a header name is not a word", why);
     if (out->n_header == ESP_HTTP_MAX_HEADERS)
-        return refuse(431, "too many headers", why);
+        return refuse(431, "more than 100 header lines", why);
     colon += strspn(colon, " \t");
     end = colon + strlen(colon);
     while (end > colon && (end[-1] == ' ' || end[-1] == '\t'))

@@ -16,7 +16,7 @@
 
 #include "base/strbuf.h"
 
-enum { ESP_HTTP_MAX_HEADERS = 100 };
+enum { ESP_HTTP_MAX_HEADERS = 100 }; /* http_parse.c names it in words */
 
 struct esp_http_header {
     const char *name; /* as sent */

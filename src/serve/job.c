@@ -233,14 +233,17 @@ static bool refused(struct esp_job *j, const esp_error *err, struct esp_api_erro
 {
     if (err->status == ESP_ENOFIT)
         j->s->metrics.rejected_queue++;
-    if (err->status == ESP_ENOFIT && j->n <= j->s->rows + j->s->queue) {
+    if (err->status == ESP_ENOFIT && j->n > j->s->rows + j->s->queue)
+        return esp_api_fail(e, "invalid_value", "n", "n: %u answers at once; %u run here and %u may wait",
+                            j->n, j->s->rows, j->s->queue);
+    if (err->status == ESP_ENOFIT) {
         if (!e->http)
             e->retry_after = (int)(1 + esp_wait_estimate(j->s));
         return esp_api_fail(e, "queue_full", NULL, "%s", err->message);
     }
     if (err->status == ESP_ESTATE)
         return esp_api_fail(e, "draining", NULL, "%s", err->message);
-    return esp_api_fail_status(e, err->status == ESP_ENOFIT ? "n" : NULL, err);
+    return esp_api_fail_status(e, NULL, err);
 }
 
 static esp_seq_opts seq_opts(const struct esp_job *j, const struct esp_choice *c)
@@ -508,6 +511,7 @@ static bool init_job(struct esp_job *j, const struct esp_job_opts *o, uint64_t l
     if (j->n_pin)
         memcpy(j->pins, o->pins, j->n_pin * sizeof *j->pins);
     snprintf(j->opening, sizeof j->opening, "%s", o->opening ? o->opening : "");
+    j->history = o->history;
     return ok;
 }
 

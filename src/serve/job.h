@@ -170,6 +170,7 @@ struct esp_job {
     char forced[300]; /* to come behind the thinking, or with in_prompt at the prompt's end; "": nothing */
     bool in_prompt;
     char opening[128];
+    uint64_t history; /* of the messages, see replay.h */
     uint64_t n_cached;
     uint64_t processed, n_matched, ns; /* as esp_service_event has them; 0 until the prompt runs */
     bool from_file;
@@ -189,6 +190,7 @@ struct esp_job_opts {
     struct esp_ids prompt; /* taken over, also on failure */
     uint32_t index;
     const char *opening; /* text of the assistant's turn that the prompt ends with; copied, may be NULL */
+    uint64_t history;    /* of a chat, see replay.h */
     bool raw, thinking, continued, calls, text_in_thinking;
     const json_t *tools; /* borrowed, as gen */
     const char *call_prefix;

@@ -56,6 +56,7 @@ struct esp_prompt {
     bool continued;                        /* ends inside the assistant's text */
     char opening[128];                     /* the template's text behind the header of the assistant's turn */
     char forced[300];                      /* of the tool choice: in the prompt already unless thinking */
+    uint64_t history;                      /* of the messages, see replay.h */
     struct esp_seq_pin pins[ESP_MAX_PINS]; /* [n_pin] from the client's cache_control */
     uint32_t n_pin;
 };

@@ -57,7 +57,7 @@ static bool encode(struct esp_prompt *out, const struct esp_chat_params *p, cons
     };
     esp_error err;
 
-    return esp_replay_encode(s->replay, s->model, &in, &out->ids, &err) ||
+    return esp_replay_encode(s->replay, s->model, &in, &out->ids, &out->history, &err) ||
            esp_api_fail_status(e, "messages", &err);
 }
 
@@ -180,6 +180,7 @@ struct esp_job_opts esp_prompt_job(struct esp_call *c, struct esp_prompt *prompt
                                    .gen = g,
                                    .prompt = prompt->ids,
                                    .opening = prompt->opening,
+                                   .history = prompt->history,
                                    .thinking = prompt->thinking && !p->raw_reasoning,
                                    .continued = prompt->continued || p->raw_reasoning,
                                    .calls = p->tools && p->tool_choice != ESP_TOOLS_NONE,

@@ -1,7 +1,7 @@
 /*
  * A ring of turns, oldest out first, and a map from keys to places in it. A turn is put back only where the
- * client's message has the same text, reasoning and calls; a text's own hash is a key too, for answers
- * without ids.
+ * client's message has the same text, reasoning and calls. Answers without ids have two keys of their own:
+ * the hash of the text with that of what stood in front of it, and of the text alone.
  *
  * SPDX-License-Identifier: MIT
  */
@@ -140,10 +140,18 @@ static json_t *trimmed(const char *s, size_t len)
     return esp_text_json(s, len);
 }
 
-static void text_key(char out[40], const json_t *content)
+struct text_keys {
+    char at[40], text[40]; /* behind this history; anywhere */
+};
+
+static struct text_keys text_keys(const json_t *content, uint64_t history)
 {
-    snprintf(out, 40, "text:%016llx",
-             (unsigned long long)esp_hash(json_string_value(content), json_string_length(content), 0));
+    const uint64_t h = esp_hash(json_string_value(content), json_string_length(content), 0);
+    struct text_keys k;
+
+    snprintf(k.at, sizeof k.at, "at:%016llx:%016llx", (unsigned long long)history, (unsigned long long)h);
+    snprintf(k.text, sizeof k.text, "text:%016llx", (unsigned long long)h);
+    return k;
 }
 
 static json_t *calls_of(const struct esp_choice *c)
@@ -202,11 +210,11 @@ static const struct kept *lookup(const struct esp_replay *r, const char *key)
     return k && k->created >= clock_now() - r->ttl ? k : NULL;
 }
 
-/* Whether k, which has no key but its text's, is there already and will be for half of its time yet: the same
- * answer given often takes one place. */
-static bool is_known(const struct esp_replay *r, const struct kept *k, const char *text)
+/* Whether k, which has no keys but its text's, is there already and will be for half of its time yet: the
+ * same answer given often to the same takes one place. */
+static bool is_known(const struct esp_replay *r, const struct kept *k, const char *at)
 {
-    const struct kept *old = json_array_size(k->keys) == 1 ? lookup(r, text) : NULL;
+    const struct kept *old = lookup(r, at);
 
     return old && old->created > k->created - r->ttl / 2 && old->n == k->n &&
            memcmp(old->ids, k->ids, k->n * sizeof *k->ids) == 0 && strcmp(old->opening, k->opening) == 0 &&
@@ -216,7 +224,7 @@ static bool is_known(const struct esp_replay *r, const struct kept *k, const cha
 static void keep(struct esp_replay *r, const struct esp_choice *c, const char *key)
 {
     struct kept k = {.created = clock_now()};
-    char text[40];
+    struct text_keys own;
 
     k.n = c->tokens.n;
     k.content = trimmed(esp_strbuf_str(&c->content), c->content.len);
@@ -233,15 +241,16 @@ static void keep(struct esp_replay *r, const struct esp_choice *c, const char *k
     memcpy(k.ids, c->tokens.data, k.n * sizeof *k.ids);
     if (key)
         json_array_append_new(k.keys, json_string(key));
-    for (size_t i = 0; i < c->n_call && i < MAX_KEYS - 2; i++)
+    for (size_t i = 0; i < c->n_call && i < MAX_KEYS - 1; i++)
         json_array_append_new(k.keys, json_string(c->calls[i].id));
     if (c->n_call == 0) {
-        text_key(text, k.content);
-        json_array_append_new(k.keys, json_string(text));
-        if (is_known(r, &k, text)) {
+        own = text_keys(k.content, c->job->history);
+        if (!key && is_known(r, &k, own.at)) {
             free_kept(&k);
             return;
         }
+        json_array_append_new(k.keys, json_string(own.at));
+        json_array_append_new(k.keys, json_string(own.text));
     }
     if (r->store)
         k.number = esp_replay_store_put(r->store, &(struct esp_replay_row){.opening = k.opening,
@@ -308,6 +317,44 @@ static json_t *arguments_of(const json_t *call)
     return json_incref((json_t *)args);
 }
 
+static int hash_piece(const char *s, size_t n, void *h)
+{
+    *(uint64_t *)h = esp_hash(s, n, *(uint64_t *)h);
+    return 0;
+}
+
+static uint64_t hash_json(const json_t *v, uint64_t h)
+{
+    json_dump_callback(v, hash_piece, &h, JSON_COMPACT | JSON_SORT_KEYS | JSON_ENCODE_ANY);
+    return h;
+}
+
+/* The hash of a talk, one message on: role, text and calls, not the reasoning, which clients may leave out.
+ */
+static uint64_t hash_message(const json_t *m, uint64_t h)
+{
+    const json_t *content = json_object_get(m, "content"), *calls = json_object_get(m, "tool_calls");
+    json_t *text = json_is_string(content) ? trimmed(json_string_value(content), json_string_length(content))
+                                           : json_incref((json_t *)content);
+    size_t i;
+    json_t *call;
+
+    h = hash_json(json_object_get(m, "role"), h);
+    if (text && !json_is_null(text) && (!json_is_string(text) || json_string_length(text)))
+        h = hash_json(text, h);
+    json_array_foreach(calls, i, call)
+    {
+        const json_t *f = json_object_get(call, "function");
+        json_t *args = arguments_of(call);
+
+        h = hash_json(json_object_get(f ? f : call, "name"), h);
+        h = hash_json(args, h);
+        json_decref(args);
+    }
+    json_decref(text);
+    return h;
+}
+
 static bool same_calls(const json_t *kept, const json_t *calls)
 {
     bool same = json_array_size(kept) == json_array_size(calls);
@@ -333,22 +380,24 @@ static bool same_text(const json_t *kept, const json_t *text)
     return same;
 }
 
-/* The turn behind a message of the assistant's, if it means the same. stable: whatever became of the
- * reasoning. */
-static const struct kept *find(const struct esp_replay *r, const json_t *m, bool stable)
+/* The turn behind a message of the assistant's in this history, if it means the same. stable: whatever became
+ * of the reasoning. */
+static const struct kept *find(const struct esp_replay *r, const json_t *m, uint64_t history, bool stable)
 {
     const json_t *content = json_object_get(m, "content"), *calls = json_object_get(m, "tool_calls");
     const struct kept *k = lookup(r, json_string_value(json_object_get(m, ESP_REPLAY_KEY)));
-    char text[40];
 
     if (!k)
         k = lookup(r, json_string_value(json_object_get(json_array_get(calls, 0), "id")));
     if (!k && json_array_size(calls) == 0 && json_is_string(content)) {
         json_t *t = trimmed(json_string_value(content), json_string_length(content));
+        struct text_keys own;
 
-        text_key(text, t);
+        own = text_keys(t, history);
         json_decref(t);
-        k = lookup(r, text);
+        k = lookup(r, own.at);
+        if (!k)
+            k = lookup(r, own.text);
     }
     if (!k || !k->ids || !k->opening || !same_text(k->content, content) || !same_calls(k->calls, calls))
         return NULL;
@@ -422,13 +471,13 @@ struct found {
 };
 
 /* False: not known, or no memory, which costs no more than a look-up that fails. */
-static bool find_copy(struct esp_replay *r, const json_t *m, bool stable, struct found *out)
+static bool find_copy(struct esp_replay *r, const json_t *m, uint64_t history, bool stable, struct found *out)
 {
     const struct kept *k;
 
     memset(out, 0, sizeof *out);
     pthread_mutex_lock(&r->lock);
-    k = find(r, m, stable);
+    k = find(r, m, history, stable);
     if (k) {
         out->opening = esp_strndup(k->opening, strlen(k->opening));
         out->ids = esp_alloc_array(k->n, sizeof *out->ids);
@@ -472,26 +521,31 @@ static esp_status put_back(struct esp_replay *r, const esp_model *m, const struc
 }
 
 bool esp_replay_encode(struct esp_replay *r, const esp_model *m, const struct esp_replay_input *in,
-                       struct esp_ids *out, esp_error *err)
+                       struct esp_ids *out, uint64_t *history, esp_error *err)
 {
     struct region g = {0};
     size_t at = 0, i;
     json_t *message;
+    bool marked = true; /* the template marks turns as this family's do */
 
+    *history = 0;
     json_array_foreach(in->messages, i, message)
     {
         const char *role = json_string_value(json_object_get(message, "role"));
+        const uint64_t before = *history;
         struct found k = {0};
         esp_status s = ESP_OK;
 
-        if (!role || strcmp(role, "assistant") != 0)
+        *history = hash_message(message, before);
+        if (!marked || !role || strcmp(role, "assistant") != 0)
             continue;
         g.start = next_mark(in, at, header);
-        if (g.start == in->text->len)
-            break; /* another family's template: nothing to go by */
+        marked = g.start < in->text->len;
+        if (!marked)
+            continue; /* nothing to go by */
         g.start += strlen(header);
         at = g.end = next_mark(in, g.start, footer);
-        if (g.end < in->text->len && find_copy(r, message, in->stable, &k))
+        if (g.end < in->text->len && find_copy(r, message, before, in->stable, &k))
             s = put_back(r, m, in, &k, &g, out, err);
         free_found(&k);
         if (s != ESP_OK)

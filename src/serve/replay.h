@@ -25,14 +25,16 @@ esp_status esp_replay_open(struct esp_replay **out, uint32_t max_entries, uint64
  * ESP_EIO: the turns stay in memory alone. */
 esp_status esp_replay_persist(struct esp_replay *r, const char *dir, uint64_t tokenizer, esp_error *err);
 void esp_replay_close(struct esp_replay *r);
-/* Keep a finished answer under the ids of its calls, the key (or NULL), and its text. r may be NULL. */
+/* Keep a finished answer under the ids of its calls, the key (or NULL), and its text, alone and with the
+ * job's history. r may be NULL. */
 void esp_replay_keep(struct esp_replay *r, const struct esp_choice *c, const char *key);
 
 /*
  * Any thread, as keeping and counting are. Encode a rendered chat, with the turns of messages put back where
  * they are known. Exact: the template's text in front of a turn must be what it was when the turn was
  * sampled. stable: put back also what stood in front of it, such as an empty think block that the template
- * leaves out later.
+ * leaves out later. history becomes a hash of the messages' texts and calls, by which an answer to them is
+ * kept: the same text is thought of differently in different talks.
  */
 struct esp_replay_input {
     const json_t *messages;
@@ -41,7 +43,7 @@ struct esp_replay_input {
     bool stable;
 };
 bool esp_replay_encode(struct esp_replay *r, const esp_model *m, const struct esp_replay_input *in,
-                       struct esp_ids *out, esp_error *err);
+                       struct esp_ids *out, uint64_t *history, esp_error *err);
 
 struct esp_replay_counts {
     uint64_t entries, bytes, hits;

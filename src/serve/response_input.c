@@ -60,10 +60,14 @@ static bool add_call(struct reader *r, const json_t *item, const char *at, bool 
 {
     json_t *name = json_object_get(item, "name"),
            *args = json_object_get(item, custom ? "input" : "arguments"), *calls,
-           *space = json_object_get(item, "namespace");
+           *space = json_object_get(item, "namespace"), *status = json_object_get(item, "status");
 
     if (!json_is_string(name))
         return missing(r, at, "name");
+    if (json_is_string(status) && strcmp(json_string_value(status), "incomplete") == 0) {
+        esp_gen_warn(r->g, "a call that had been cut off was left out");
+        return true;
+    }
     calls = json_object_get(turn(r), "tool_calls");
     if (!calls) {
         calls = json_array();

@@ -53,7 +53,7 @@ static json_t *request_part(const struct esp_call *c)
         text_or_null(a->instructions), "parallel_tool_calls", a->gen.parallel_calls, "previous_response_id",
         text_or_null(a->previous), "reasoning", "effort", or_null(json_object_get(reasoning, "effort")),
         "summary", or_null(json_object_get(reasoning, "summary")), "store", a->store, "temperature",
-        (double)a->gen.sampling.temperature, "top_p", (double)a->gen.sampling.top_p, "text",
+        esp_as_written(a->gen.sampling.temperature), "top_p", esp_as_written(a->gen.sampling.top_p), "text",
         or_other(json_object_get(b, "text"), json_pack("{s:{s:s}}", "format", "type", "text")), "tool_choice",
         or_other(json_object_get(b, "tool_choice"), json_string("auto")), "tools",
         or_other(json_object_get(b, "tools"), json_array()), "truncation", "disabled", "max_output_tokens",
@@ -321,8 +321,9 @@ static void close_call(struct esp_choice *c, const char *status)
                 json_pack("{s:o,s:s}", "arguments",
                           esp_text_json(esp_strbuf_str(&made->args), made->args.len), "name", made->name));
     }
-    send_item(c->job, "output_item.done", json_incref(item));
-    json_array_append_new(a->output, item);
+    send_item(c->job, "output_item.done", made->whole ? json_incref(item) : item);
+    if (made->whole) /* half a call is nobody's to run or to send back */
+        json_array_append_new(a->output, item);
 }
 
 static void close_item(struct esp_choice *c, const char *status)

@@ -37,6 +37,7 @@ void esp_serve_defaults(struct esp_serve_opts *o)
     o->backlog = 512;
     o->max_connections = 1024;
     o->http_threads = 2;
+    o->log_level = ESP_LOG_ALL;
     o->max_body = 64u << 20;
     o->max_prompt_bytes = 32u << 20;
     o->stream_buffer = 4u << 20;
@@ -129,6 +130,58 @@ esp_status esp_server_reload_keys(struct esp_server *s, esp_error *err)
     return status;
 }
 
+static struct esp_http_opts http_opts(struct esp_server *s)
+{
+    const struct esp_serve_opts *o = &s->o;
+
+    return (struct esp_http_opts){.max_head = ESP_LIMIT_HTTP_HEAD,
+                                  .max_uri = ESP_LIMIT_HTTP_URI,
+                                  .max_body = (size_t)o->max_body,
+                                  .max_output = (size_t)o->stream_buffer,
+                                  .max_connections = o->max_connections,
+                                  .backlog = o->backlog,
+                                  .header_timeout = o->header_timeout,
+                                  .body_timeout = o->body_timeout,
+                                  .write_timeout = o->write_timeout,
+                                  .keepalive_timeout = o->keepalive_timeout,
+                                  .handle = esp_call_handle,
+                                  .refuse = esp_call_refuse,
+                                  .user = s,
+                                  .guard = o->guard};
+}
+
+/* Limits and log level anew; what cannot be read leaves them as they are. */
+static void reload_limits(struct esp_server *s)
+{
+    struct esp_serve_opts fresh = s->o, *o = &s->o;
+    struct esp_http_opts http;
+    esp_error err;
+
+    if (!o->reload)
+        return;
+    if (o->reload(o->user, &fresh, &err) != ESP_OK) {
+        esp_server_log(s, json_pack("{s:s,s:s}", "event", "limits kept", "error", err.message));
+        return;
+    }
+    o->max_body = fresh.max_body;
+    o->max_messages = fresh.max_messages;
+    o->max_prompt_bytes = fresh.max_prompt_bytes;
+    o->stream_buffer = fresh.stream_buffer;
+    o->header_timeout = fresh.header_timeout;
+    o->body_timeout = fresh.body_timeout;
+    o->write_timeout = fresh.write_timeout;
+    o->keepalive_timeout = fresh.keepalive_timeout;
+    o->request_timeout = fresh.request_timeout;
+    o->shutdown_timeout = fresh.shutdown_timeout;
+    o->queue_timeout = fresh.queue_timeout;
+    o->sse_ping = fresh.sse_ping;
+    if (o->log_level != fresh.log_level) /* else /admin/log-level holds */
+        s->log_level = o->log_level = fresh.log_level;
+    http = http_opts(s);
+    esp_http_set_limits(s->http, &http);
+    esp_server_log(s, json_pack("{s:s}", "event", "limits reloaded"));
+}
+
 static void look_at_jobs(struct esp_server *s, double now)
 {
     for (struct esp_job *j = s->jobs; j; j = j->next) {
@@ -168,8 +221,10 @@ static void on_tick(evutil_socket_t fd, short what, void *arg)
 
     (void)fd;
     (void)what;
-    if (asked & ESP_SERVE_RELOAD)
+    if (asked & ESP_SERVE_RELOAD) {
         esp_server_reload_keys(s, &err);
+        reload_limits(s);
+    }
     if (asked & ESP_SERVE_STOP || s->asked_to_end)
         drain(s);
     look_at_jobs(s, now);
@@ -238,27 +293,14 @@ static esp_status open_server(struct esp_server *s, esp_error *err)
 {
     const struct timeval tick = {.tv_usec = TICK_MS * 1000};
     const struct esp_serve_opts *o = &s->o;
-    const struct esp_http_opts http = {.max_head = ESP_LIMIT_HTTP_HEAD,
-                                       .max_uri = ESP_LIMIT_HTTP_URI,
-                                       .max_body = (size_t)o->max_body,
-                                       .max_output = (size_t)o->stream_buffer,
-                                       .max_connections = o->max_connections,
-                                       .backlog = o->backlog,
-                                       .header_timeout = o->header_timeout,
-                                       .body_timeout = o->body_timeout,
-                                       .write_timeout = o->write_timeout,
-                                       .keepalive_timeout = o->keepalive_timeout,
-                                       .handle = esp_call_handle,
-                                       .refuse = esp_call_refuse,
-                                       .user = s,
-                                       .guard = o->guard};
+    const struct esp_http_opts http = http_opts(s);
 
     s->started = esp_serve_now();
     s->started_unix = (int64_t)time(NULL);
     esp_minute_note(&s->minute, s->started, 0, 0);
     s->recent = json_array();
     s->errors = json_object();
-    s->log_level = ESP_LOG_ALL;
+    s->log_level = o->log_level;
     s->think = s->tool_call = -1;
     s->base = event_base_new();
     if (!s->base || !s->recent || !s->errors)
@@ -310,8 +352,8 @@ static void close_server(struct esp_server *s)
     esp_free(s);
 }
 
-/* Writes to clients that have gone fail with EPIPE, whatever the caller makes of SIGPIPE: blocked for this thread and those
- * it starts. Returns the mask before. */
+/* Writes to clients that have gone fail with EPIPE, whatever the caller makes of SIGPIPE: blocked for this
+ * thread and those it starts. Returns the mask before. */
 static sigset_t without_sigpipe(void)
 {
     sigset_t pipe, before;

@@ -24,6 +24,8 @@ struct esp_server;
 enum { ESP_SERVE_MAX_HOSTS = 8, ESP_SERVE_MAX_NAMES = 32, ESP_SERVE_MAX_KEYS = 1024 };
 
 enum esp_serve_thinking { ESP_THINKING_MODEL, ESP_THINKING_ON, ESP_THINKING_OFF };
+/* Requests that the log has a line for. */
+enum esp_log_amount { ESP_LOG_FAULTS, ESP_LOG_REFUSALS, ESP_LOG_ALL };
 enum esp_serve_poll { ESP_SERVE_RUN = 0, ESP_SERVE_STOP = 1, ESP_SERVE_RELOAD = 2 };
 
 enum esp_serve_reasoning { ESP_REASONING_CONTENT, ESP_REASONING_PLAIN, ESP_REASONING_BOTH };
@@ -112,6 +114,7 @@ struct esp_serve_opts {
     const char *adapter_dir; /* adapters must lie below; NULL: none may be mounted by request */
     const char *slot_dir;    /* saved slots; NULL: none */
     bool no_metrics, metrics_public, log_json;
+    enum esp_log_amount log_level;
     bool codex_catalog;      /* GET /v1/models has the list that Codex reads, too */
     const char *log_content; /* folder for a file a request, with its text and its answers'; NULL: none */
     bool slots_text;         /* GET /slots has the prompts that run */
@@ -130,7 +133,10 @@ struct esp_serve_opts {
     void (*unload)(void *user);
     double (*load_progress)(void *user); /* any thread; 0 to 1 */
     unsigned (*poll)(void *user);        /* ten times a second, on the loop: esp_serve_poll, or-ed */
-    json_t *(*fit)(void *user);          /* GET /fit: a new object; NULL: there is none */
+    /* For ESP_SERVE_RELOAD beside keys: new limits (limits and times) and log level in *o, which has
+     * those that hold. ESP_EINVAL and others: they stay. NULL: there are none to read. */
+    esp_status (*reload)(void *user, struct esp_serve_opts *o, esp_error *err);
+    json_t *(*fit)(void *user); /* GET /fit: a new object; NULL: there is none */
     void (*listening)(void *user, const char *url);
     void (*ready)(void *user);
     void (*log)(void *user, const char *line); /* one line, without its end */

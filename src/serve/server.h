@@ -34,7 +34,6 @@ struct esp_breakers;
 struct esp_slot;
 
 /* Requests that the log tells of: those that failed by our fault, by anybody's, all. */
-enum esp_log_amount { ESP_LOG_FAULTS, ESP_LOG_REFUSALS, ESP_LOG_ALL };
 enum esp_phase { ESP_PHASE_LOADING, ESP_PHASE_READY, ESP_PHASE_DRAINING, ESP_PHASE_FAILED };
 
 /* Tokens of fill-in-the-middle: before the text, behind it, and where the answer begins. See fim.h. */
@@ -192,6 +191,7 @@ bool esp_json_add(struct esp_strbuf *b, const json_t *v);
 /* The same with every digit of a number. */
 bool esp_json_add_exact(struct esp_strbuf *b, const json_t *v);
 json_t *esp_text_json(const char *s, size_t len);  /* a string of valid UTF-8 */
+double esp_as_written(float x);                    /* with the fewest digits that give x again */
 json_t *esp_real_json(double x, double otherwise); /* finite, else otherwise */
 /* Model's name in answers: the served id, with :adapter when one is active. */
 json_t *esp_model_name(const struct esp_server *s, const char *adapter);

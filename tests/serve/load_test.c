@@ -13,6 +13,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "program/load_texts.h"
 
@@ -265,10 +266,52 @@ static void test_overload(void **state)
     esp_load_texts_free(&texts);
 }
 
+/* Rows that fill their contexts take what GET /fit said, within a tenth and never more. */
+static void test_fit(void **state)
+{
+    enum { ROWS = 4 };
+    static const char body[] = "{\"prompt\":\"Once\",\"min_tokens\":400,\"max_tokens\":450,\"stream\":true}";
+    int fds[ROWS];
+    struct process p;
+    struct reply r;
+    double planned, taken;
+
+    (void)state;
+    PROCESS(&p, "--parallel", "4", "--ctx", "512", "--cache-ram", "32MiB", "-t", "1");
+    for (int round = 0; round < 3; round++) { /* the cache fills as well */
+        for (int i = 0; i < ROWS; i++) {
+            char head[200];
+
+            fds[i] = client_connect(&p.at);
+            snprintf(head, sizeof head,
+                     "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %zu\r\n\r\n",
+                     sizeof body - 1);
+            client_send(fds[i], head);
+            client_send(fds[i], body);
+        }
+        for (int i = 0; i < ROWS; i++) {
+            struct esp_strbuf got;
+
+            esp_strbuf_init(&got, 1 << 24);
+            assert_true(client_until(fds[i], &got, "[DONE]", 300));
+            esp_strbuf_free(&got);
+            close(fds[i]);
+        }
+    }
+    r = client_do(&p.at, "GET", "/fit", NULL, NULL);
+    planned = (double)int_at(r.json, "at.total_bytes");
+    taken = process_rss(&p);
+    print_message("%.1f MiB of %.1f planned\n", taken / 1048576, planned / 1048576);
+    if (!TEST_SANITIZED)
+        assert_true(taken <= planned && taken >= 0.9 * planned);
+    reply_free(&r);
+    process_stop(&p);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_load), cmocka_unit_test(test_abort_storm),
-                                       cmocka_unit_test(test_overload)};
+                                       cmocka_unit_test(test_overload), cmocka_unit_test(test_fit)};
 
     if (getenv("ESPALIER_LOAD_ONLY"))
         cmocka_set_test_filter(getenv("ESPALIER_LOAD_ONLY"));

@@ -15,6 +15,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/map.h"
 #include "base/mem.h"
 
 enum { N_STREAMS = 6, MAX_KEPT = 512 };
@@ -252,6 +253,81 @@ static char *greedy(const struct process *p)
     return copy;
 }
 
+/* A chat of n messages has this status. */
+static void expect_messages(const struct process *p, int n, int status)
+{
+    json_t *messages = json_array();
+    char *text, body[2000];
+    struct reply r;
+
+    for (int i = 0; i < n; i++)
+        json_array_append_new(messages,
+                              json_pack("{s:s,s:s}", "role", i % 2 ? "assistant" : "user", "content", "x"));
+    text = json_dumps(messages, 0);
+    snprintf(body, sizeof body, "{\"messages\":%s,\"max_tokens\":1}", text);
+    r = client_do(&p->at, "POST", "/v1/chat/completions", "Content-Type: application/json\r\n", body);
+    assert_int_equal(r.status, status);
+    reply_free(&r);
+    esp_free(text);
+    json_decref(messages);
+}
+
+static void write_config(const char *dir, const char *text)
+{
+    test_write(dir, "espalier.conf", text, strlen(text));
+}
+
+static size_t count_in_log(const struct process *p, const char *text)
+{
+    char *log = NULL;
+    size_t len, n = 0;
+    esp_error err;
+
+    assert_int_equal(esp_read_file(&log, &len, p->log, 16 << 20, &err), ESP_OK);
+    for (const char *s = log; (s = strstr(s, text)) != NULL; s++)
+        n++;
+    esp_free(log);
+    return n;
+}
+
+static void hang_up(const struct process *p, const char *event)
+{
+    const double until = seconds_now() + (TEST_SANITIZED ? 60 : 10);
+    const size_t before = count_in_log(p, event);
+
+    process_signal(p, SIGHUP);
+    while (count_in_log(p, event) == before && seconds_now() < until)
+        nap(0.02);
+    assert_int_equal(count_in_log(p, event), before + 1);
+}
+
+/* SIGHUP: limits and log level as the configuration file has them now; what stands in no file any more is the
+ * default, flags win, and a file that cannot be read changes nothing. */
+static void test_hangup_reads_limits(void **state)
+{
+    const char *dir = test_tmpdir();
+    char path[300];
+    struct process p;
+
+    (void)state;
+    snprintf(path, sizeof path, "%s/espalier.conf", dir);
+    write_config(dir, "max-messages = 3\n");
+    PROCESS(&p, "--config", path, "--ctx", "512", "--max-body", "3000");
+    expect_messages(&p, 3, 200);
+    expect_messages(&p, 5, 400);
+    write_config(dir, "max-messages = 5\nmax-body = 64\nlog-level = error\n");
+    hang_up(&p, "limits reloaded");
+    expect_messages(&p, 5, 200);
+    expect_messages(&p, 7, 400);
+    write_config(dir, "max-messages = none\n");
+    hang_up(&p, "limits kept");
+    expect_messages(&p, 7, 400);
+    write_config(dir, "");
+    hang_up(&p, "limits reloaded");
+    expect_messages(&p, 7, 200);
+    process_stop(&p);
+}
+
 static void test_kill_while_writing(void **state)
 {
     const int rounds = TEST_SANITIZED ? 2 : 4;
@@ -302,7 +378,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_term_lets_streams_finish), cmocka_unit_test(test_term_cuts_streams),
-        cmocka_unit_test(test_second_term), cmocka_unit_test(test_kill_while_writing)};
+        cmocka_unit_test(test_second_term), cmocka_unit_test(test_hangup_reads_limits),
+        cmocka_unit_test(test_kill_while_writing)};
 
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
