@@ -2,8 +2,9 @@
  * Products of affine weights with activations of one or two int8 terms (ESP_ACT_INT8, ESP_ACT_INT8X2) for
  * AVX2. The terms of a value are one integer of 16 bits, which multiplies codes exactly, so both precisions
  * share all but prepare. The integer sum of a group is exact in any order; an output adds its groups in f32,
- * ascending, the bias of a group before its sum. So a few rows, which read codes as they are stored, and
- * many, which multiply a panel of widened codes (affine_panel_avx2.h), give the same bits.
+ * ascending, the bias of a group before its sum. So a few rows, which read codes as they are stored or, of 4
+ * bits, packed in strips (affine_strip_avx2.h), and many, which multiply a panel of widened codes
+ * (affine_panel_avx2.h), give the same bits.
  *
  * SPDX-License-Identifier: MIT
  */
@@ -13,13 +14,17 @@
 #include "kernels/x86/affine_order.h"
 #include "kernels/x86/words_avx2.h"
 #include "kernels/x86/affine_rows_avx2.h"
+#include "kernels/x86/affine_strip_avx2.h"
 #include "kernels/x86/affine_panel_avx2.h"
 
 #include "kernels/x86/parts.h"
 
 enum {
-    FEW_ROWS = 2,  /* rows of a tile that reads codes as they are stored */
-    MANY_ROWS = 3, /* from here on a panel pays */
+    FEW_ROWS = 2,        /* rows of a tile that reads codes as they are stored */
+    MANY_ROWS = 3,       /* from here on a panel pays */
+    STRIP_ROWS = 2,      /* of a tile that reads a strip */
+    STRIP_MANY_ROWS = 5, /* from here on a panel filled from strips pays */
+    STRIP_AHEAD = 2048,  /* bytes asked for ahead of use */
 };
 
 /* ---- a few rows, four outputs ---- */
@@ -196,9 +201,136 @@ V_INLINE void few_rows(int bits, int terms, const struct int_call *c)
     }
 }
 
+/* ---- a few rows, a strip ---- */
+
+/*
+ * sum[r][h] += a chunk times row r's terms at t[r] + at. 8 sums of two neighbouring products fit in 16 bits:
+ * 8 * 2 * 15 * 128 = 30720.
+ */
+V_INLINE void strip_chunk(int terms, int n_row, const uint8_t *chunk, const int8_t *const *t, size_t at,
+                          vi (*sum)[PANEL_VECTORS])
+{
+    vi part[2][STRIP_ROWS][PANEL_VECTORS]; /* by term */
+
+    V_UNROLL
+    for (int i = 0; i < 2 * CHUNK_STEPS; i++) {
+        vi c[PANEL_VECTORS];
+
+        V_UNROLL
+        for (int h = 0; h < PANEL_VECTORS; h++) {
+            const vi v = strip_step(chunk, i / 2, h);
+
+            c[h] = i % 2 ? strip_high(v) : strip_low(v);
+        }
+        V_UNROLL
+        for (int r = 0; r < n_row; r++) {
+            V_UNROLL
+            for (int k = 0; k < terms; k++) {
+                const vi four = tile_broadcast(t[r] + at + k * UNIT + i % 2 * 32 + i / 2 * 4);
+
+                V_UNROLL
+                for (int h = 0; h < PANEL_VECTORS; h++)
+                    part[k][r][h] =
+                        i ? mul8_now(part[k][r][h], c[h], four) : _mm256_maddubs_epi16(c[h], four);
+            }
+        }
+    }
+    V_UNROLL
+    for (int r = 0; r < n_row; r++) {
+        V_UNROLL
+        for (int h = 0; h < PANEL_VECTORS; h++) {
+            V_UNROLL
+            for (int k = 0; k < terms; k++) /* of two terms the first counts 128 times */
+                sum[r][h] = vi_add(
+                    sum[r][h], _mm256_madd_epi16(part[k][r][h], _mm256_set1_epi16(k + 1 < terms ? 128 : 1)));
+        }
+    }
+}
+
+/* Rows from r0 on times the strip at p, to y [n_row][STRIP]. */
+V_INLINE void strip_tile(int terms, int n_row, const struct int_call *c, const uint8_t *p, uint32_t r0,
+                         float *y, size_t ldy)
+{
+    const struct esp_weight *w = c->w;
+    const size_t n_group = w->n_in / w->group, half = strip_head_bytes(w) / 2;
+    const int8_t *t[STRIP_ROWS];
+    const float *s[STRIP_ROWS];
+    vf acc[STRIP_ROWS][PANEL_VECTORS];
+
+    V_UNROLL
+    for (int r = 0; r < n_row; r++) {
+        const struct int_row x = int_row_at(c, r0 + (uint32_t)r);
+
+        s[r] = x.s;
+        t[r] = x.t;
+        acc[r][0] = acc[r][1] = vf_zero();
+    }
+    for (size_t g = 0, lane = 0; g < n_group; g++) {
+        const uint8_t *head = p;
+        vi sum[STRIP_ROWS][PANEL_VECTORS];
+
+        V_UNROLL
+        for (int r = 0; r < n_row; r++)
+            sum[r][0] = sum[r][1] = vi_zero();
+        p += 2 * half;
+        for (uint32_t i = 0; i < w->group; i += CHUNK, lane++, p += CHUNK_BYTES) {
+            V_UNROLL
+            for (int b = 0; b < CHUNK_BYTES; b += 64)
+                _mm_prefetch((const char *)((uintptr_t)p + STRIP_AHEAD + (size_t)b), _MM_HINT_T0);
+            strip_chunk(terms, n_row, p, t, lane / 2 * UNIT * (size_t)terms + lane % 2 * 16, sum);
+        }
+        V_UNROLL
+        for (int h = 0; h < PANEL_VECTORS; h++) {
+            const vf scale = strip_scale(w->scale_type, head, h);
+            const vf bias = strip_scale(w->scale_type, head + half, h);
+
+            V_UNROLL
+            for (int r = 0; r < n_row; r++) {
+                acc[r][h] = vf_fma(bias, vf_set1(s[r][c->pad + g]), acc[r][h]);
+                acc[r][h] = vf_fma(vf_from_i(sum[r][h]), vf_mul(scale, vf_set1(s[r][g])), acc[r][h]);
+            }
+        }
+    }
+    V_UNROLL
+    for (int r = 0; r < n_row; r++) {
+        vf_store(y + (size_t)r * ldy, acc[r][0]);
+        vf_store(y + (size_t)r * ldy + VW, acc[r][1]);
+    }
+}
+
+V_INLINE void strip_rows(int terms, const struct int_call *c)
+{
+    for (uint32_t o = c->o0; o < c->o1; o += STRIP) {
+        const uint8_t *strip = strip_at(c->w, o, 0);
+        const size_t n_out = c->o1 - o < STRIP ? c->o1 - o : STRIP;
+
+        for (uint32_t r = 0; r < c->n_row; r += STRIP_ROWS) {
+            const uint32_t n = c->n_row - r < STRIP_ROWS ? c->n_row - r : STRIP_ROWS;
+            float part[STRIP_ROWS][STRIP], *y = c->y + (size_t)r * c->ldy + o;
+
+            if (n == 1)
+                strip_tile(terms, 1, c, strip, r, n_out == STRIP ? y : part[0], STRIP);
+            else
+                strip_tile(terms, STRIP_ROWS, c, strip, r, n_out == STRIP ? y : part[0],
+                           n_out == STRIP ? c->ldy : STRIP);
+            for (uint32_t i = 0; n_out < STRIP && i < n; i++)
+                memcpy(y + i * c->ldy, part[i], n_out * sizeof *y);
+        }
+    }
+}
+
 /* ---- calls ---- */
 
-enum int_path { FEW, MANY };
+enum int_path { FEW, MANY, PACKED_FEW, PACKED_MANY };
+
+static const struct esp_path int4_paths[] = {
+    [FEW] = {"codes as they are stored, four outputs", ESP_SHAPE_STORED, 1},
+    [MANY] = {"panels of 16 outputs, tiles of up to 6 rows", ESP_SHAPE_STORED, MANY_ROWS},
+    [PACKED_FEW] = {"strips of 16 outputs, tiles of up to 2 rows", ESP_SHAPE_PACKED, 1},
+    [PACKED_MANY] = {"panels from strips of 16 outputs, tiles of up to 6 rows", ESP_SHAPE_PACKED,
+                     STRIP_MANY_ROWS},
+    {NULL, ESP_SHAPE_ANY, 0},
+};
 
 static const struct esp_path int_paths[] = {
     [FEW] = {"codes as they are stored, four outputs", ESP_SHAPE_ANY, 1},
@@ -212,13 +344,22 @@ V_INLINE void int_product(int bits, int terms, const struct esp_weight *w, const
 {
     const struct int_call c = {
         w, act, int_bytes(w->n_in, w->group, terms), pad_to(w->n_in / w->group, VW), n_row, o0, o1, y, ldy};
+    const struct esp_path *paths = bits == 4 ? int4_paths : int_paths;
 
     if (n_row == 0)
         return;
-    if (esp_path_of(int_paths, ESP_SHAPE_STORED, n_row) == &int_paths[FEW])
+    switch (esp_path_of(paths, w->packed ? ESP_SHAPE_PACKED : ESP_SHAPE_STORED, n_row) - paths) {
+    case FEW:
         few_rows(bits, terms, &c);
-    else
+        break;
+    case PACKED_FEW:
+        if (bits == 4)
+            strip_rows(terms, &c);
+        break;
+    default:
         many_rows(bits, panel_kind_of(bits, terms), &c);
+        break;
+    }
 }
 
 static void product2_1(const struct esp_weight *w, const void *act, uint32_t n_row, uint32_t o0, uint32_t o1,
@@ -300,8 +441,12 @@ void esp_affine_int_init_avx2(struct esp_kernels *k)
         {ESP_FORMAT_AFFINE3,
          ESP_ACT_INT8X2,
          {int8x2_bytes, int8x2_natural, product3_2, NULL, NULL, int_paths}},
-        {ESP_FORMAT_AFFINE4, ESP_ACT_INT8, {int8_bytes, int8_4bit, product4_1, NULL, NULL, int_paths}},
-        {ESP_FORMAT_AFFINE4, ESP_ACT_INT8X2, {int8x2_bytes, int8x2_4bit, product4_2, NULL, NULL, int_paths}},
+        {ESP_FORMAT_AFFINE4,
+         ESP_ACT_INT8,
+         {int8_bytes, int8_4bit, product4_1, strip_pack_bytes, strip_pack, int4_paths}},
+        {ESP_FORMAT_AFFINE4,
+         ESP_ACT_INT8X2,
+         {int8x2_bytes, int8x2_4bit, product4_2, strip_pack_bytes, strip_pack, int4_paths}},
         {ESP_FORMAT_AFFINE5, ESP_ACT_INT8, {int8_bytes, int8_natural, product5_1, NULL, NULL, int_paths}},
         {ESP_FORMAT_AFFINE5,
          ESP_ACT_INT8X2,

@@ -5,7 +5,7 @@
  *
  * Panels of words serve every format and both precisions: 16 products an instruction. With one term and codes
  * of up to 6 bits, bytes are multiplied instead, 32 an instruction, and a few of them added in 16 bits.
- * Included after affine_rows_avx2.h.
+ * Included after affine_rows_avx2.h and affine_strip_avx2.h.
  *
  * SPDX-License-Identifier: MIT
  */
@@ -107,6 +107,30 @@ V_INLINE void panel_fill(int bits, enum panel_kind kind, const struct esp_weight
         for (uint32_t i = 0; i < PANEL_OUTS && at % 64 < unit_bytes; i++) /* a line once */
             _mm_prefetch((const char *)((uintptr_t)codes[i] + at + PANEL_OUTS * w->row_bytes), _MM_HINT_T1);
         panel_units(bits, kind, codes, at, p->codes[u]);
+    }
+}
+
+/* The same from a packed weight. */
+V_INLINE void panel_fill_packed(enum panel_kind kind, const struct esp_weight *w, uint32_t o, struct panel *p)
+{
+    const uint8_t *from = strip_at(w, o, p->g0);
+    const size_t head = strip_head_bytes(w), next = strip_bytes(w);
+
+    for (size_t g = 0, lane = 0; g < p->n_group; g++) {
+        for (size_t b = 0; b < strip_group_bytes(w); b += 64)
+            _mm_prefetch((const char *)((uintptr_t)from + next + b), _MM_HINT_T1);
+        V_UNROLL
+        for (int h = 0; h < PANEL_VECTORS; h++) {
+            vf_store(p->scale[g] + h * VW, strip_scale(w->scale_type, from, h));
+            vf_store(p->bias[g] + h * VW, strip_scale(w->scale_type, from + head / 2, h));
+        }
+        from += head;
+        for (uint32_t i = 0; i < w->group; i += CHUNK, lane++, from += CHUNK_BYTES) {
+            if (kind == PANEL_WORDS)
+                strip_panel_words(from, lane % 2, p->codes[lane / 2]);
+            else
+                strip_panel_bytes(from, lane % 2, p->codes[lane / 2]);
+        }
     }
 }
 
@@ -330,7 +354,10 @@ V_INLINE void many_rows(int bits, enum panel_kind kind, const struct int_call *c
             for (uint32_t o = c->o0; o < c->o1; o += PANEL_OUTS) {
                 const uint32_t n_out = c->o1 - o < PANEL_OUTS ? c->o1 - o : PANEL_OUTS;
 
-                panel_fill(bits, kind, c->w, o, n_out, &p);
+                if (bits == 4 && c->w->packed)
+                    panel_fill_packed(kind, c->w, o, &p);
+                else
+                    panel_fill(bits, kind, c->w, o, n_out, &p);
                 panel_rows(tile_for(kind), c, &p, o, n_out, r, r1);
             }
         }
