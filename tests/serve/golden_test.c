@@ -7,7 +7,7 @@
  *
  * SPDX-License-Identifier: MIT
  */
-#include "serve/client/client.h"
+#include "serve/client/shared.h"
 
 #include <ctype.h>
 #include <stdio.h>
@@ -16,21 +16,12 @@
 
 #include "base/mem.h"
 
-static struct server shared;
-
 static int start(void **state)
 {
     (void)state;
     server_init(&shared);
     shared.o.sse_ping = -1; /* a slow machine pings */
     server_start(&shared);
-    return 0;
-}
-
-static int stop(void **state)
-{
-    (void)state;
-    server_stop(&shared);
     return 0;
 }
 
