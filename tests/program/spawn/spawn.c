@@ -14,6 +14,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -38,6 +39,23 @@ static int input_fd(const char *text)
     assert_int_equal(write(fd, text, strlen(text)), strlen(text));
     lseek(fd, 0, SEEK_SET);
     return fd;
+}
+
+/* posix_spawn under a limit of file sizes, which a program inherits; writes nothing to a file meanwhile. */
+static int spawn_limited(size_t limit, pid_t *pid, const char *const argv[], posix_spawn_file_actions_t *a,
+                         posix_spawnattr_t *attr, char *env[])
+{
+    struct rlimit before, during;
+    int failed;
+
+    assert_int_equal(getrlimit(RLIMIT_FSIZE, &before), 0);
+    during = before;
+    if (limit)
+        during.rlim_cur = limit;
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &during), 0);
+    failed = posix_spawn(pid, argv[0], a, attr, (char *const *)(uintptr_t)argv, env);
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &before), 0);
+    return failed;
 }
 
 static pid_t start(const struct run_how *how, const char *const argv[], int out, int err)
@@ -68,10 +86,13 @@ static pid_t start(const struct run_how *how, const char *const argv[], int out,
     sigemptyset(&defaults);
     sigaddset(&defaults, SIGPIPE);
     sigaddset(&defaults, SIGINT);
+    sigaddset(&defaults, SIGXFSZ);
     posix_spawnattr_setsigdefault(&attr, &defaults);
     posix_spawnattr_setflags(&attr, POSIX_SPAWN_SETSIGDEF);
-    if (posix_spawn(&pid, argv[0], &a, &attr, (char *const *)(uintptr_t)argv, env) != 0)
-        fail_msg("%s could not be started: %s", argv[0], strerror(errno));
+    const int failed = spawn_limited(how->file_limit, &pid, argv, &a, &attr, env);
+
+    if (failed)
+        fail_msg("%s could not be started: %s", argv[0], strerror(failed));
     posix_spawn_file_actions_destroy(&a);
     posix_spawnattr_destroy(&attr);
     close(in);

@@ -22,6 +22,7 @@ struct run_how {
     int close_after;       /* > 0: close the reading end of standard output after so many bytes */
     int signal;            /* > 0: send it once something has been printed; -1 and below: twice */
     const char *signal_on; /* not before this is among the errors, whatever has been printed */
+    size_t file_limit;     /* > 0: SIGXFSZ in the write that takes a file beyond so many bytes */
 };
 
 /* Run argv[0] with its arguments (NULL ends). Fails the test when it cannot be started or is silent for a
