@@ -280,7 +280,7 @@ static void same(const char *a, const char *b)
     free(y);
 }
 
-/* Killed amid a line, interrupted, and gone on with each time: the bytes and numbers of an undisturbed run. */
+/* Killed amid a line, interrupted, gone on with each time: the bytes and numbers of an undisturbed run. */
 static void test_resume(void **state)
 {
     const struct run_how killed = {.file_limit = KILLED_AT},
