@@ -5,9 +5,10 @@
  *
  * A strip of 32 outputs is unpacked to bytes once for all rows, a run of inputs at a time: a piece of a strip
  * (strip_avx512.h) is a row of a tile as it is. Four tiles of sums take 32 rows of one term, or 16 rows of
- * two terms, by 32 outputs. Scales and biases cost more instructions than the tiles do, so the two are to
- * overlap: sums of a few groups wait, and while the tiles of the next groups multiply, each in turn, their
- * scales are applied to a part of the rows.
+ * two terms, by 32 outputs. Their sums go through memory to the scales, which cost more instructions than the
+ * tiles do. What is unpacked, the sums and the rows' part of a run have to stay in the first-level cache
+ * together: runs and the groups whose sums wait are as short as that takes, and the processor's own reordering
+ * is what overlaps tiles with scales.
  *
  * SPDX-License-Identifier: MIT
  */
@@ -21,9 +22,9 @@
 #include "kernels/x86/parts.h"
 
 enum {
-    RUN = 512,                     /* inputs unpacked at once: whole groups of each size */
+    RUN = 256,                     /* inputs unpacked at once: whole groups of each size */
     RUN_GROUPS = RUN / 32,         /* most of them */
-    CHUNK = 4,                     /* groups whose sums wait */
+    CHUNK = 2,                     /* groups whose sums wait */
     BATCH = 4,                     /* rows whose sums of floats are registers */
     MOST_ROWS = 512,               /* that share an unpacked run */
     LEAST_ROWS = 64,               /* that do, where more do not stay in L2 */
@@ -108,8 +109,8 @@ struct sums {
     const float (*scales)[2][STRIP]; /* [n_group] */
     const uint8_t *steps;            /* of the first row, from the chunk's first group on */
     float *acc;                      /* [n_row][STRIP] */
-    uint32_t n_group, n_row, done;   /* done: rows */
-    int first;                       /* acc has nothing yet */
+    uint32_t n_group, n_row;
+    int first; /* acc has nothing yet */
 };
 
 /* n rows from r on, which lie in one tile. */
@@ -154,15 +155,14 @@ V_INLINE void add_rows(int terms, int n, const struct call *c, const struct sums
         vf_store(acc + i * VW, a[i / HALVES][i % HALVES]);
 }
 
-/* The next n rows, a multiple of BATCH, or what is left. */
-V_INLINE void add_some(int terms, const struct call *c, struct sums *s, uint32_t n)
+V_INLINE void add_sums(int terms, const struct call *c, const struct sums *s)
 {
-    const uint32_t end = s->n_row - s->done < n ? s->n_row : s->done + n;
+    uint32_t r = 0;
 
-    for (; s->done + BATCH <= end; s->done += BATCH)
-        add_rows(terms, BATCH, c, s, s->done);
-    for (; s->done < end; s->done++)
-        add_rows(terms, 1, c, s, s->done);
+    for (; r + BATCH <= s->n_row; r += BATCH)
+        add_rows(terms, BATCH, c, s, r);
+    for (; r < s->n_row; r++)
+        add_rows(terms, 1, c, s, r);
 }
 
 /* ---- tiles ---- */
@@ -191,17 +191,15 @@ V_INLINE void multiply(const struct call *c, const uint8_t *a0, const uint8_t *a
 }
 
 /* Rows [r, r + n), n <= 32 of one term and 16 of two, times groups [g0, g0 + n_group) of the call, whose
- * weights are at b: to tiles, while rows of `before` get their scales. */
+ * weights are at b: to tiles. */
 V_INLINE void multiply_chunk(int terms, const struct call *c, uint32_t r, uint32_t n, size_t g0,
-                             const uint8_t *b, uint32_t n_group, int32_t *tiles, struct sums *before)
+                             const uint8_t *b, uint32_t n_group, int32_t *tiles)
 {
     const uint8_t *a = c->act + r * c->act_bytes + 8 * c->pad + g0 * c->group * (size_t)terms;
     const size_t second = terms == 2 ? c->group : n > AMX_ROWS ? AMX_ROWS * c->act_bytes : 0;
-    const uint32_t part = (before->n_row + n_group - 1) / n_group + BATCH - 1;
 
     for (uint32_t g = 0; g < n_group; g++, tiles += AMX_SUMS * AMX_WORDS) {
         multiply(c, a, second ? a + second : NULL, b);
-        add_some(terms, c, before, part / BATCH * BATCH);
         amx_store_sums(second != 0, tiles);
         a += c->group * (size_t)terms;
         b += c->group * (size_t)STRIP;
@@ -212,11 +210,9 @@ V_INLINE void multiply_chunk(int terms, const struct call *c, uint32_t r, uint32
 V_INLINE void multiply_run(int terms, const struct call *c, const struct run *run, uint32_t r0,
                            uint32_t n_row, size_t g0, uint32_t n_group, float *acc)
 {
-    int32_t tiles[2][CHUNK * AMX_SUMS * AMX_WORDS] __attribute__((aligned(64)));
+    int32_t tiles[CHUNK * AMX_SUMS * AMX_WORDS] __attribute__((aligned(64)));
     const uint32_t block = terms == 1 ? 2 * AMX_ROWS : AMX_ROWS;
-    struct sums before = {0};
     uint32_t configured = 0;
-    int which = 0;
 
     for (uint32_t r = 0, n; r < n_row; r += n) {
         n = n_row - r < block ? n_row - r : block;
@@ -227,20 +223,20 @@ V_INLINE void multiply_run(int terms, const struct call *c, const struct run *ru
                                          : 0,
                           c->step);
         configured = n;
-        for (uint32_t g = 0, n_chunk; g < n_group; g += n_chunk, which ^= 1) {
+        for (uint32_t g = 0, n_chunk; g < n_group; g += n_chunk) {
             n_chunk = n_group - g < CHUNK ? n_group - g : CHUNK;
             multiply_chunk(terms, c, r0 + r, n, g0 + g, run->codes + (size_t)g * c->group * STRIP, n_chunk,
-                           tiles[which], &before);
-            before = (struct sums){.tiles = tiles[which],
-                                   .scales = run->scales + g,
-                                   .steps = c->act + (r0 + r) * c->act_bytes + (g0 + g) * sizeof(float),
-                                   .acc = acc + (size_t)r * STRIP,
-                                   .n_group = n_chunk,
-                                   .n_row = n,
-                                   .first = g0 + g == 0};
+                           tiles);
+            add_sums(terms, c,
+                     &(struct sums){.tiles = tiles,
+                                    .scales = run->scales + g,
+                                    .steps = c->act + (r0 + r) * c->act_bytes + (g0 + g) * sizeof(float),
+                                    .acc = acc + (size_t)r * STRIP,
+                                    .n_group = n_chunk,
+                                    .n_row = n,
+                                    .first = g0 + g == 0});
         }
     }
-    add_some(terms, c, &before, before.n_row);
 }
 
 /* ---- calls ---- */
