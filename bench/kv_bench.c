@@ -23,7 +23,7 @@
 #include "kernels/kernels.h"
 
 enum { LAYERS = 8, HEADS = 4, DIM = 256, REP = 4, MAX_THREADS = 64, MAX_SCHEME = 16, ROUNDS = 9 };
-enum { BLOCK = 16 }; /* rows of one call, at most: ATTEND_BLOCK_TOKENS of the backend */
+enum { BLOCK = 32 }; /* rows of one call, at most: ATTEND_BLOCK_TOKENS of the backend */
 
 struct cache {
     struct esp_kernels k;

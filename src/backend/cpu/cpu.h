@@ -28,7 +28,7 @@ struct cpu_dev {
  * (doc/determinism.md). */
 enum { ATTEND_GROUP_SPANS = 16 };
 enum { STEP_COUNTERS = 2 + 2 * ESP_LORA_STACK }; /* two of the op itself, two for each level of adapters */
-enum { ATTEND_BLOCK_TOKENS = 16 }; /* queries of one task: that many tokens of one KV head's query heads */
+enum { ATTEND_BLOCK_TOKENS = 32 }; /* most of one task, with one KV head's query heads */
 
 /* A product of a step group: its op, kernel, and where its prepared input lies. */
 struct linear {

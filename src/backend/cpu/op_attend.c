@@ -197,10 +197,9 @@ static void store_query(const struct esp_plan *p, const struct esp_op *op, const
 
 /* All groups in order on this thread: many rows, or a context of one group. */
 static void whole_block(const struct thread *t, const struct esp_op *op, const struct esp_batch_seq *s,
-                        uint32_t kv_head, uint32_t i0, const struct shape *h)
+                        uint32_t kv_head, uint32_t i0, uint32_t n_tok, const struct shape *h)
 {
     const struct esp_plan *p = t->p;
-    uint32_t n_tok = s->n_tok - i0 < ATTEND_BLOCK_TOKENS ? s->n_tok - i0 : ATTEND_BLOCK_TOKENS;
     struct work w = carve(t->scratch, n_tok, h);
     const struct esp_layout *l = &p->pools.layout;
     uint32_t n_group = groups_of(l, s->n + i0 + n_tok);
@@ -273,12 +272,20 @@ static void merge_split(const struct thread *t, const struct esp_op *op, const s
     store_query(t->p, op, h, s->tok0 + i, head, l, acc);
 }
 
+/* Tokens of a task: more share what is read and decoded, fewer where threads would have nothing to do. */
+static uint32_t block_of(const struct thread *t, const struct esp_batch_seq *s, const struct shape *h)
+{
+    const bool plenty = h->n_kv * (s->n_tok / ATTEND_BLOCK_TOKENS) >= 2 * t->n_thread;
+
+    return plenty ? ATTEND_BLOCK_TOKENS : ATTEND_BLOCK_TOKENS / 2;
+}
+
 /* Number of first-phase tasks of a sequence. */
 static uint32_t tasks_of(const struct thread *t, const struct esp_batch_seq *s, const struct shape *h)
 {
     if (splits(t, s))
         return h->n_kv * groups_of(&t->p->pools.layout, s->n + s->n_tok);
-    return h->n_kv * ((s->n_tok + ATTEND_BLOCK_TOKENS - 1) / ATTEND_BLOCK_TOKENS);
+    return h->n_kv * ((s->n_tok + block_of(t, s, h) - 1) / block_of(t, s, h));
 }
 
 static void first_phase(const struct thread *t, const struct esp_op *op, const struct shape *h)
@@ -289,6 +296,7 @@ static void first_phase(const struct thread *t, const struct esp_op *op, const s
     for (uint32_t i = 0; i < b->n_seq; i++) {
         const struct esp_batch_seq *s = &b->seqs[i];
         const bool split = splits(t, s);
+        const uint32_t block = block_of(t, s, h);
         uint32_t n = tasks_of(t, s, h);
 
         for (; next - first < n; next = esp_task_next(t->counter)) {
@@ -297,7 +305,8 @@ static void first_phase(const struct thread *t, const struct esp_op *op, const s
             if (split)
                 split_block(t, op, s, split_row, kv_head, part, h);
             else
-                whole_block(t, op, s, kv_head, part * ATTEND_BLOCK_TOKENS, h);
+                whole_block(t, op, s, kv_head, part * block,
+                            block < s->n_tok - part * block ? block : s->n_tok - part * block, h);
         }
         first += n;
         split_row += split ? s->n_tok : 0;

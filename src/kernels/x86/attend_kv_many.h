@@ -1,6 +1,6 @@
 /*
  * Attention of many queries over one span of coded keys and values, as prompts have it: a block of positions
- * becomes f32 once, in the first cache, and all queries pass over it before the next block. The numbers and
+ * becomes f32 once and all queries pass over it before the next block. The numbers and
  * the order of every sum are those of attend_kv_body.h, which takes few queries, so a query's bits do not
  * depend on how many come with it.
  *
@@ -13,8 +13,8 @@
 
 enum {
     KV_MANY = KV_ROWS + 1, /* queries from which on decoding once costs less than in every tile */
-    KV_MANY_MOST = 64,     /* queries at a time */
-    KV_MANY_BLOCK = 16     /* positions: 16 KiB of heads of 256 */
+    KV_MANY_MOST = 128,    /* queries at a time */
+    KV_MANY_BLOCK = 8192   /* floats of a block: 32 positions of heads of 256 */
 };
 
 /* ---- decoding ---- */
@@ -184,12 +184,19 @@ V_INLINE void kv_many_values(int n_row, const struct kv_span *s, const float *bl
 
 /* ---- a span ---- */
 
+/* Positions of a block, a multiple of the outputs of a tile of scores. */
+V_INLINE uint32_t kv_many_positions(uint32_t dim)
+{
+    return KV_MANY_BLOCK / dim / DOT_OUTS * DOT_OUTS;
+}
+
 static void kv_many_keys(const struct kv_span *s, uint32_t n_pos, float *block)
 {
+    const uint32_t step = kv_many_positions(s->k.dim);
     const size_t n = s->a->n_query;
 
-    for (uint32_t t = 0; t < n_pos; t += KV_MANY_BLOCK) {
-        const uint32_t end = n_pos - t < KV_MANY_BLOCK ? n_pos : t + KV_MANY_BLOCK;
+    for (uint32_t t = 0; t < n_pos; t += step) {
+        const uint32_t end = n_pos - t < step ? n_pos : t + step;
         size_t q = 0;
 
         kv_scales(&s->k, t, end);
@@ -203,10 +210,11 @@ static void kv_many_keys(const struct kv_span *s, uint32_t n_pos, float *block)
 
 static void kv_many_all_values(const struct kv_span *s, uint32_t n_pos, float *block)
 {
+    const uint32_t step = kv_many_positions(s->v.dim);
     const size_t n = s->a->n_query;
 
-    for (uint32_t t = 0; t < n_pos; t += KV_MANY_BLOCK) {
-        const uint32_t end = n_pos - t < KV_MANY_BLOCK ? n_pos : t + KV_MANY_BLOCK;
+    for (uint32_t t = 0; t < n_pos; t += step) {
+        const uint32_t end = n_pos - t < step ? n_pos : t + step;
         size_t q = 0;
 
         kv_scales(&s->v, t, end);
