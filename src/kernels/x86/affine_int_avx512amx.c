@@ -5,10 +5,10 @@
  *
  * A strip of 32 outputs is unpacked to bytes once for all rows, a run of inputs at a time: a piece of a strip
  * (strip_avx512.h) is a row of a tile as it is. Four tiles of sums take 32 rows of one term, or 16 rows of
- * two terms, by 32 outputs. Their sums go through memory to the scales, which cost more instructions than the
- * tiles do. What is unpacked, the sums and the rows' part of a run have to stay in the first-level cache
- * together: runs and the groups whose sums wait are as short as that takes, and the processor's own reordering
- * is what overlaps tiles with scales.
+ * two terms, by 32 outputs. Their sums go through memory to the scales, which cost more instructions than
+ * the tiles do. What is unpacked, the sums and the rows' part of a run have to stay in the first-level cache
+ * together: runs and the groups whose sums wait are as short as that takes, and the processor's own
+ * reordering is what overlaps tiles with scales.
  *
  * SPDX-License-Identifier: MIT
  */
