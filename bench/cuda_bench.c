@@ -1,6 +1,7 @@
 /*
  * Decode and prefill on a CUDA device with random weights of the published shapes, beside the device's copy
- * bandwidth measured in the same run. Times are wall-clock around whole steps, uploads and logits included.
+ * bandwidth measured in the same run. Times are wall-clock around whole steps, uploads included and what the
+ * engine reads back: the greatest logits of each row, or whole rows with BENCH_WHOLE=1.
  * Layers of equal shape share their bytes on the host but not on the device, so that a 27B model needs little
  * host memory.
  *
@@ -8,10 +9,10 @@
  *
  * A trellis format is that of feed-forward matrices, as published models have it: gate and up along their
  * inputs, down along its outputs; all other matrices are affine4. BENCH_SECONDS=n begins no model after n
- * seconds. BENCH_ONLY=decode, prefill, drafts or caches times one of them; caches are decode steps of one row
+ * seconds. BENCH_ONLY="decode prefill drafts caches" times those named; caches are decode steps of one row
  * behind BENCH_BEHIND positions (32768) with the schemes of BENCH_KV ("bf16 turbo:k8v3 q8"), which only that
- * word asks for. BENCH_PROFILE=decode or prefill only runs a few steps, for a profiler. A short table comes
- * last.
+ * word asks for. BENCH_PROFILE=decode, prefill, verify or a number of rows only runs a few steps, for a
+ * profiler. A short table comes last.
  *
  * SPDX-License-Identifier: MIT
  */
@@ -84,7 +85,8 @@ struct bench {
     struct esp_plan *plan;
     struct esp_state *seqs[MAX_SEQ];
     float *logits;
-    double copy_gbs; /* read plus written */
+    struct esp_few *few; /* [MAX_SEQ]; NULL: steps bring whole rows of logits */
+    double copy_gbs;     /* read plus written */
 };
 
 static double now(void)
@@ -115,7 +117,8 @@ static void step(struct bench *b, uint32_t n_seq, uint32_t n)
                               .n_seq = n_seq,
                               .out_rows = out,
                               .n_out = n_seq,
-                              .logits = b->logits};
+                              .logits = b->logits,
+                              .few = b->few};
     esp_error err;
 
     for (uint32_t i = 0; i < n_seq; i++) {
@@ -185,20 +188,41 @@ static double prompt_flops(const struct esp_net *net)
     return n;
 }
 
-/* For a profiler: a few decode steps of 1 and of 16 rows, or with `prefill` a prompt of LONG tokens. */
+static void draft_pass(struct bench *b, struct esp_plan *p, uint32_t n, bool trunk, float *hidden);
+
+static void fill(struct bench *b, uint32_t n_seq)
+{
+    const uint32_t n = MAX_TOK / n_seq < PROMPT ? MAX_TOK / n_seq : PROMPT;
+
+    for (uint32_t at = 0; at < PROMPT; at += n)
+        step(b, n_seq, n);
+}
+
+/* For a profiler: decode steps of so many rows, or of 1 and 16, verify passes, or a prompt of LONG tokens. */
 static void profile(struct bench *b, const char *what)
 {
+    const uint32_t some = (uint32_t)strtoul(what, NULL, 10), most = some ? some : 16;
+
     if (strcmp(what, "prefill") == 0) {
         reset(b);
         for (int i = 0; i < LONG / MAX_TOK; i++)
             step(b, 1, MAX_TOK);
         return;
     }
-    for (uint32_t rows = 1; rows <= 16; rows += 15) {
+    if (strcmp(what, "verify") == 0) {
+        static float hidden[8192 * 3];
+
         reset(b);
-        step(b, rows, 32);
+        fill(b, 1);
         for (int i = 0; i < 4; i++)
-            step(b, rows, 1);
+            draft_pass(b, b->plan, 3, true, hidden);
+        return;
+    }
+    for (uint32_t n = some ? some : 1; n <= most; n += 15) {
+        reset(b);
+        fill(b, n);
+        for (int i = 0; i < 4; i++)
+            step(b, n, 1);
     }
 }
 
@@ -222,6 +246,7 @@ static void draft_pass(struct bench *b, struct esp_plan *p, uint32_t n, bool tru
                               .out_rows = trunk ? all : &last,
                               .n_out = trunk ? n : 1,
                               .logits = b->logits,
+                              .few = trunk ? b->few : NULL, /* drafts take whole rows */
                               .input = trunk ? NULL : hidden,
                               .hidden = hidden};
     esp_error err;
@@ -340,12 +365,12 @@ struct row { /* of the short table */
 static struct row rows[16];
 static uint32_t n_rows;
 
-/* BENCH_ONLY=decode, prefill or drafts: nothing else is timed. */
+/* BENCH_ONLY=decode, prefill, drafts or some of them: nothing else is timed. */
 static bool wanted(const char *what)
 {
     const char *only = getenv("BENCH_ONLY");
 
-    return !only || strcmp(only, what) == 0;
+    return !only || strstr(only, what);
 }
 
 static void time_all(struct bench *b, const char *shape, const char *format)
@@ -457,6 +482,7 @@ static void bench_one(struct esp_dev *dev, double copy_gbs, const char *shape, c
     need(esp_state_pools_create(&b.pools, dev, &b.net->layout, &z, &err), &err);
     need(dev->ops->compile(dev, &b.net->tape, &b.pools->mem, &o, &b.plan, &err), &err);
     b.logits = malloc(sizeof(float) * MAX_SEQ * b.net->tape.n_vocab);
+    b.few = getenv("BENCH_WHOLE") ? NULL : malloc(sizeof *b.few * MAX_SEQ);
     for (int i = 0; i < MAX_SEQ; i++)
         need(esp_state_open(&b.seqs[i], b.pools, CONTEXT, 0, &err), &err);
     snprintf(what, sizeof what, "%s%s", format, act == ESP_ACT_F32 ? "" : "/b");
@@ -478,6 +504,7 @@ static void bench_one(struct esp_dev *dev, double copy_gbs, const char *shape, c
     if (s.other)
         s.other->close(s.other);
     free(b.logits);
+    free(b.few);
 }
 
 static void print_table(double copy)

@@ -38,6 +38,15 @@ static __device__ __forceinline__ float cu_silu(float x)
 }
 
 /*
+ * bf16 terms of activations are kept times UP, bf16 weights and codes over it, so that codes of 4 bits, which are
+ * numbers around 2^-129 as they lie (operand.cuh), have sums that f32 holds as well as any. Bits are those
+ * without it as long as activations are below 2^63 and above 2^-126, weights above 2^-62.
+ */
+#define CU_UP        0x1p64f
+#define CU_DOWN      0x1p-64f
+#define CU_NIBBLE_UP 0x1p65f /* what scales of codes of 4 bits are kept times: 2^129 over UP */
+
+/*
  * Programmatic launches: the kernel before says when the next may start, and the next waits here until the
  * one before has finished and its results can be seen. Without such a launch both do nothing.
  */
@@ -122,7 +131,7 @@ static __device__ __forceinline__ void cu_emit8(const cu_act &a, uint32_t row, u
 
 #pragma unroll
     for (int i = 0; i < 8; i++)
-        rest[i] = v[i];
+        rest[i] = v[i] * CU_UP;
 #pragma unroll
     for (uint32_t term = 0; term < CU_MAX_TERM; term++) {
         uint32_t pack[4];
@@ -139,7 +148,7 @@ static __device__ __forceinline__ void cu_emit8(const cu_act &a, uint32_t row, u
     }
 #pragma unroll
     for (int i = 0; i < 8; i++)
-        sum += v[i] - rest[i]; /* what the terms add up to */
+        sum += (v[i] * CU_UP - rest[i]) * CU_DOWN; /* what the terms add up to */
     sum += __shfl_xor_sync(four, sum, 1);
     sum += __shfl_xor_sync(four, sum, 2);
     if (a.wide) {

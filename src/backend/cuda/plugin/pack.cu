@@ -61,6 +61,12 @@ static __device__ uint32_t source(const cu_weight &w, const cu_source &p, uint32
     return code_at(p.codes + (size_t)r * ((size_t)w.n_in * p.format / 8), p.format, k);
 }
 
+/* A bf16 weight over UP. */
+static __device__ uint32_t lowered(uint32_t v)
+{
+    return __bfloat16_as_ushort(__float2bfloat16_rn(cu_bf16((uint16_t)v) * CU_DOWN));
+}
+
 /* A thread packs what one lane holds of one block: two times 8 elements. */
 static __global__ void pack_codes(cu_weight w, cu_source p, uint8_t *out)
 {
@@ -77,6 +83,9 @@ static __global__ void pack_codes(cu_weight w, cu_source p, uint8_t *out)
         for (uint32_t k = 0; k < 8; k++)
             e[half][k] = source(w, p, tile * 16 + g + 8 * half, (q * 4 + j) * 32 + 8 * t + k);
     if (w.format == CU_BF16) {
+        for (uint32_t half = 0; half < 2; half++)
+            for (uint32_t k = 0; k < 8; k++)
+                e[half][k] = lowered(e[half][k]);
         for (uint32_t half = 0; half < 2; half++)
             *reinterpret_cast<uint4 *>(out + at * 4096 + j * 1024 + half * 512 + lane * 16) =
                 make_uint4(e[half][0] | e[half][1] << 16, e[half][2] | e[half][3] << 16,
@@ -117,6 +126,11 @@ static __device__ float scale_at(const uint8_t *plane, uint32_t type, size_t i)
     return type == 1 ? cu_bf16(v) : __half2float(__ushort_as_half(v));
 }
 
+static __device__ float code_up(const cu_weight &w)
+{
+    return w.format == CU_Q4 ? CU_NIBBLE_UP : 1.0f;
+}
+
 static __global__ void pack_scales(cu_weight w, cu_source p, uint8_t *out)
 {
     const uint32_t n_group = w.n_quad * 4 / w.group_kb, real = w.n_in / p.group;
@@ -130,7 +144,7 @@ static __global__ void pack_scales(cu_weight w, cu_source p, uint8_t *out)
         const uint32_t r = tile * 16 + g + 8 * half;
 
         if (r < p.n_row && group < real) {
-            v[2 * half] = scale_at(p.scales, p.scale_type, (size_t)r * real + group);
+            v[2 * half] = scale_at(p.scales, p.scale_type, (size_t)r * real + group) * code_up(w);
             v[2 * half + 1] = scale_at(p.biases, p.scale_type, (size_t)r * real + group);
         }
     }
@@ -261,7 +275,8 @@ static __device__ float element(const cu_weight &w, uint32_t row, uint32_t k)
         return __half2float(reinterpret_cast<const __half *>(w.codes)[(size_t)row * w.n_in + k]);
     if (w.format == CU_BF16)
         return cu_bf16(*reinterpret_cast<const uint16_t *>(w.codes + at * 4096 + j * 1024 + half * 512 +
-                                                           lane * 16 + e * 2));
+                                                           lane * 16 + e * 2)) *
+               CU_UP;
     if (w.format == CU_Q8)
         code = w.codes[at * 2048 + j * 512 + lane * 16 + half * 8 + e];
     else if (w.format == CU_Q4)
@@ -277,8 +292,9 @@ static __device__ float element(const cu_weight &w, uint32_t row, uint32_t k)
     const size_t s =
         (((size_t)tile * (w.n_quad * 4 / w.group_kb) + (q * 4 + j) / w.group_kb) * 8 + row % 8) * 4 +
         2 * half;
-    const float scale = w.scale_f32 ? reinterpret_cast<const float *>(w.scales)[s]
-                                    : cu_bf16(reinterpret_cast<const uint16_t *>(w.scales)[s]);
+    const float kept = w.scale_f32 ? reinterpret_cast<const float *>(w.scales)[s]
+                                   : cu_bf16(reinterpret_cast<const uint16_t *>(w.scales)[s]);
+    const float scale = kept / code_up(w);
     const float bias = w.scale_f32 ? reinterpret_cast<const float *>(w.scales)[s + 1]
                                    : cu_bf16(reinterpret_cast<const uint16_t *>(w.scales)[s + 1]);
 

@@ -7,7 +7,7 @@
 
 int cu_stream_takes(const struct cu_weight *w, uint32_t n_term)
 {
-    if (n_term > 2)
+    if (n_term > 2 || w->n_quad > CU_STREAM_QUADS)
         return 0;
     return w->format == CU_BF16 || (w->format == CU_Q4 && w->group_kb == 2 && !w->scale_f32);
 }

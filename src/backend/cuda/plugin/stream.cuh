@@ -107,7 +107,7 @@ static __device__ __forceinline__ void stream_fetch(stream_cursor<RT> *c, const 
 template <int FMT, int TERMS, int NT, int RT, bool ONE>
 static __device__ __forceinline__ void
 stream_half(float (&acc)[RT][NT][4], const uint4 (&raw)[RT][half_quad<FMT>::loads], const uint2 (&sc)[RT],
-            const stream_rows<TERMS, NT> &rows, int h)
+            const stream_rows<TERMS, NT> &rows, const float2 (&sums)[NT], int h)
 {
     float c[RT][NT][4] = {};
 
@@ -140,7 +140,7 @@ stream_half(float (&acc)[RT][NT][4], const uint4 (&raw)[RT][half_quad<FMT>::load
         for (int n = 0; n < NT; n++)
 #pragma unroll
             for (int e = 0; e < 4; e += ONE ? 2 : 1) {
-                acc[r][n][e] = fmaf(e < 2 ? k.b0 : k.b8, e & 1 ? rows.sum[n].y : rows.sum[n].x, acc[r][n][e]);
+                acc[r][n][e] = fmaf(e < 2 ? k.b0 : k.b8, e & 1 ? sums[n].y : sums[n].x, acc[r][n][e]);
                 acc[r][n][e] = fmaf(e < 2 ? k.s0 : k.s8, c[r][n][e], acc[r][n][e]);
             }
     }
@@ -148,14 +148,14 @@ stream_half(float (&acc)[RT][NT][4], const uint4 (&raw)[RT][half_quad<FMT>::load
 
 /*
  * Unit `at` of a part, out of a slot. Several rows: their activations come from the caches, those of the half
- * quad that follows are under way while `rows` are used; block kb0 is the part's first, and after its n_half
- * comes the next tile's first.
+ * quad that follows are under way while `ahead` is used; after the part's last, of n_half, comes the next tile's
+ * first.
  */
 template <int FMT, int TERMS, int NT, int RT, bool ONE>
 static __device__ __forceinline__ void
-stream_slot(float (&acc)[RT][NT][4], const uint8_t *slot, const uint8_t *row, const float *row_sums,
-            stream_rows<TERMS, NT> *ahead, uint32_t at, uint32_t kb0, uint32_t n_half, const cu_act &x,
-            uint32_t row0, uint32_t n_row)
+stream_slot(float (&acc)[RT][NT][4], const uint8_t *slot, const uint8_t *room, const float *room_sums,
+            stream_rows<TERMS, NT> *ahead, const cu_act &x, const stream_lines<NT> &lines, uint32_t at,
+            uint32_t n_half)
 {
     typedef stream_unit<FMT> unit;
     enum { LH = half_quad<FMT>::loads };
@@ -165,11 +165,16 @@ stream_slot(float (&acc)[RT][NT][4], const uint8_t *slot, const uint8_t *row, co
     for (int h = 0; h < unit::halves; h++) {
         const uint32_t here = at * unit::halves + h, next = here + 1 == n_half ? 0 : here + 1;
         stream_rows<TERMS, NT> rows = *ahead;
+        float2 sums[NT] = {};
         uint4 raw[RT][LH];
         uint2 sc[RT];
 
-        stream_load_rows<FMT, TERMS, NT, ONE>(ONE ? &rows : ahead, row + here * (2 * TERMS * 64),
-                                              row_sums + here * 2, x, row0, n_row, kb0 + next * 2);
+        stream_load_rows<TERMS, NT, ONE>(ONE ? &rows : ahead, room, x, lines, ONE ? here : next);
+#pragma unroll
+        for (int n = 0; n < NT && !is_dense(FMT); n++)
+            sums[n] =
+                ONE ? make_float2(room_sums[here], 0)
+                    : *reinterpret_cast<const float2 *>(room_sums + here * (NT * 8) + n * 8 + (lane & 3) * 2);
 #pragma unroll
         for (int r = 0; r < RT; r++) {
 #pragma unroll
@@ -180,7 +185,7 @@ stream_slot(float (&acc)[RT][NT][4], const uint8_t *slot, const uint8_t *row, co
                 sc[r] = *reinterpret_cast<const uint2 *>(slot + r * unit::all + unit::codes + h * 64 +
                                                          (lane >> 2) * 8);
         }
-        stream_half<FMT, TERMS, NT, RT, ONE>(acc, raw, sc, rows, h);
+        stream_half<FMT, TERMS, NT, RT, ONE>(acc, raw, sc, rows, sums, h);
     }
 }
 
@@ -190,9 +195,15 @@ template <int FMT, int TERMS, int NT, int RT, int DEPTH, bool ONE, int TEAMS>
 struct stream_room { /* shared memory */
     enum { slot = RT * stream_unit<FMT>::all, ring = TEAMS * CU_PARTS * DEPTH * slot };
 
+    static __host__ __device__ __forceinline__ uint32_t part_rows(const cu_linears &l)
+    {
+        return ONE             ? stream_row_bytes(l.w[0].part_quads, TERMS)
+               : is_dense(FMT) ? 0
+                               : stream_sum_bytes(l.w[0].part_quads, NT * 8);
+    }
     static __host__ __device__ __forceinline__ uint32_t rows(const cu_linears &l)
     {
-        return ONE ? CU_PARTS * stream_row_bytes(l.w[0].part_quads, TERMS) : 0;
+        return CU_PARTS * part_rows(l);
     }
     static __host__ __device__ __forceinline__ uint32_t bytes(const cu_linears &l)
     {
@@ -204,9 +215,9 @@ struct stream_room { /* shared memory */
  * Blocks of a multiprocessor. Where it is two, a block's shared memory has to be more than a third of it: a
  * third block of the next kernel beside them would leave other multiprocessors with less work.
  */
-static __host__ __device__ constexpr uint32_t stream_resident(int NT, int RT, int TEAMS)
+static __host__ __device__ constexpr uint32_t stream_resident(int TERMS, int NT, int RT, int TEAMS)
 {
-    return NT > 2 || RT > 2 || TEAMS > 1 ? 1 : 2;
+    return NT * TERMS > 2 || RT > 2 || TEAMS > 1 ? 1 : 2;
 }
 
 /*
@@ -214,7 +225,7 @@ static __host__ __device__ constexpr uint32_t stream_resident(int NT, int RT, in
  * work like blocks of their own, but share the row of activations.
  */
 template <int FMT, int TERMS, int NT, int RT, int DEPTH, bool ONE, bool PAIR, int TEAMS>
-static __global__ void __launch_bounds__(32 * CU_PARTS * TEAMS, stream_resident(NT, RT, TEAMS))
+static __global__ void __launch_bounds__(32 * CU_PARTS * TEAMS, stream_resident(TERMS, NT, RT, TEAMS))
     stream(const __grid_constant__ cu_stream k, const __grid_constant__ cu_act x, uint32_t n_row,
            uint32_t n_group)
 {
@@ -236,11 +247,12 @@ static __global__ void __launch_bounds__(32 * CU_PARTS * TEAMS, stream_resident(
     const uint32_t u0 = min(part * per, n_unit), u1 = min(u0 + per, n_unit);
     const uint8_t *own = shared + (threadIdx.x >> 5) * (DEPTH * room::slot);
     const uint32_t own_at = (uint32_t)__cvta_generic_to_shared(own);
-    uint8_t *row = shared + room::ring + part * stream_row_bytes(l.w[0].part_quads, TERMS);
-    float *row_sums = reinterpret_cast<float *>(row + l.w[0].part_quads * 4 * TERMS * 64);
+    uint8_t *row = shared + room::ring + part * room::part_rows(l);
+    float *row_sums = reinterpret_cast<float *>(row + (ONE ? l.w[0].part_quads * 4 * TERMS * 64 : 0));
     uint32_t slot = 0, flip = 0;
     const uint32_t kb0 = u0 * 2 * unit::halves, n_half = (u1 - u0) * unit::halves;
     stream_rows<TERMS, NT> rows = {};
+    stream_lines<NT> lines = {};
     stream_cursor<RT> ahead;
 
     stream_aim<FMT, RT, PAIR>(&ahead, l, first, u0);
@@ -254,12 +266,16 @@ static __global__ void __launch_bounds__(32 * CU_PARTS * TEAMS, stream_resident(
         cu_wait_for_inputs();
     if (k.order == CU_STREAM_FIRST)
         cu_let_next_start();
-    if (ONE && TEAMS > 1)
-        stream_take_long_row<TERMS>(row, row_sums, x, kb0, n_half * 2, team);
-    else if (ONE)
-        stream_take_row<TERMS>(row, row_sums, x, kb0, n_half * 2);
-    else if (n_half)
-        stream_load_rows<FMT, TERMS, NT, ONE>(&rows, row, row_sums, x, row0, n_row, kb0);
+    if (ONE && TEAMS > 1) {
+        stream_take_long_row<FMT, TERMS>(row, row_sums, x, kb0, n_half * 2, team, 32 * TEAMS);
+    } else if (ONE) {
+        stream_take_row<FMT, TERMS>(row, row_sums, x, kb0, n_half * 2);
+    } else if (n_half) {
+        stream_find_lines(&lines, x, row0, n_row, kb0);
+        stream_load_rows<TERMS, NT, ONE>(&rows, row, x, lines, 0);
+        if (!is_dense(FMT))
+            stream_take_sums<NT>(row_sums, x, kb0, n_half * 2, row0);
+    }
     for (uint32_t i = first; i < n_group; i += stride, flip ^= 1) {
         float acc[RT][NT][4] = {};
 
@@ -271,10 +287,10 @@ static __global__ void __launch_bounds__(32 * CU_PARTS * TEAMS, stream_resident(
 
                 asm volatile("cp.async.wait_group %0;" ::"n"(DEPTH - 2) : "memory");
                 __syncwarp(); /* what other lanes copied has arrived too */
-                stream_slot<FMT, TERMS, NT, RT, ONE>(acc, own + slot * room::slot, row, row_sums, &rows,
-                                                     u - u0, kb0, n_half, x, row0, n_row);
-                stream_slot<FMT, TERMS, NT, RT, ONE>(acc, own + second * room::slot, row, row_sums, &rows,
-                                                     u + 1 - u0, kb0, n_half, x, row0, n_row);
+                stream_slot<FMT, TERMS, NT, RT, ONE>(acc, own + slot * room::slot, row, row_sums, &rows, x,
+                                                     lines, u - u0, n_half);
+                stream_slot<FMT, TERMS, NT, RT, ONE>(acc, own + second * room::slot, row, row_sums, &rows, x,
+                                                     lines, u + 1 - u0, n_half);
                 __syncwarp(); /* all have read the slots */
                 stream_fetch<FMT, RT, PAIR>(&ahead, l, own_at + slot * room::slot, u0, u1, n_group, stride);
                 stream_fetch<FMT, RT, PAIR>(&ahead, l, own_at + second * room::slot, u0, u1, n_group, stride);
@@ -284,8 +300,8 @@ static __global__ void __launch_bounds__(32 * CU_PARTS * TEAMS, stream_resident(
         for (; u < u1; u++) {
             asm volatile("cp.async.wait_group %0;" ::"n"(DEPTH - 1) : "memory");
             __syncwarp();
-            stream_slot<FMT, TERMS, NT, RT, ONE>(acc, own + slot * room::slot, row, row_sums, &rows, u - u0,
-                                                 kb0, n_half, x, row0, n_row);
+            stream_slot<FMT, TERMS, NT, RT, ONE>(acc, own + slot * room::slot, row, row_sums, &rows, x, lines,
+                                                 u - u0, n_half);
             __syncwarp();
             stream_fetch<FMT, RT, PAIR>(&ahead, l, own_at + slot * room::slot, u0, u1, n_group, stride);
             slot = slot + 1 == DEPTH ? 0 : slot + 1;
@@ -324,7 +340,7 @@ static void stream_start(cudaStream_t s, const cu_stream *k, const cu_act *x, ui
     typedef stream_room<FMT, TERMS, NT, RT, DEPTH, ONE, TEAMS> room;
     const cu_linears *l = &k->l;
     const uint32_t n_group = PAIR ? (l->w[0].n_tile + RT / 2 - 1) / (RT / 2) : count_blocks(l, RT);
-    const uint32_t most = l->n_multiprocessor * stream_resident(NT, RT, TEAMS);
+    const uint32_t most = l->n_multiprocessor * stream_resident(TERMS, NT, RT, TEAMS);
     cudaLaunchAttribute early = {};
     cudaLaunchConfig_t c = {};
 
@@ -402,7 +418,12 @@ static void stream_one(cudaStream_t s, const cu_stream *k, const cu_act *x)
 template <int FMT, int TERMS, int NT, int RT, bool PAIR>
 static void stream_some(cudaStream_t s, const cu_stream *k, const cu_act *x, uint32_t n_row)
 {
-    stream_start<FMT, TERMS, NT, RT, stream_depth<FMT, NT, RT, false>::deep, false, PAIR, 1>(s, k, x, n_row);
+    enum { DEPTH = stream_depth<FMT, NT, RT, false>::deep };
+
+    if (NT > 1 && stream_room<FMT, TERMS, NT, RT, DEPTH, false, 1>::bytes(k->l) > CU_TILED_SHARED)
+        stream_some<FMT, TERMS, 1, 2, PAIR>(s, k, x, n_row); /* sums of very long rows */
+    else
+        stream_start<FMT, TERMS, NT, RT, DEPTH, false, PAIR, 1>(s, k, x, n_row);
 }
 
 /*

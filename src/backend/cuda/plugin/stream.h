@@ -13,7 +13,10 @@
 extern "C" {
 #endif
 
-enum { CU_STREAM_ROWS = 32 };
+enum {
+    CU_STREAM_ROWS = 32,
+    CU_STREAM_QUADS = 1024 /* inputs over 128 at most: sums of eight rows lie in shared memory */
+};
 
 enum cu_finish_kind {
     CU_STORE,    /* y[row][n_out] */

@@ -62,7 +62,7 @@ static __device__ __forceinline__ void stream_finish(const cu_stream &k, uint32_
  */
 static __device__ __forceinline__ float stream_emit(const cu_act &a, uint32_t tok, uint32_t at, float v)
 {
-    float rest = v;
+    float rest = v * CU_UP;
 
 #pragma unroll
     for (uint32_t term = 0; term < CU_MAX_TERM; term++) {
@@ -73,7 +73,7 @@ static __device__ __forceinline__ float stream_emit(const cu_act &a, uint32_t to
         rest -= __bfloat162float(h);
         reinterpret_cast<__nv_bfloat16 *>(a.t[term])[(size_t)tok * a.ld + at] = h;
     }
-    return v - rest;
+    return (v * CU_UP - rest) * CU_DOWN;
 }
 
 template <int NT, int RT, bool ONE> struct stream_red { /* what warps add up */
@@ -142,8 +142,8 @@ static __device__ __forceinline__ void stream_gated(const cu_stream &k, const st
     if (ONE) {
         if (warp == 0) { /* lanes above 15 repeat those below */
             const uint32_t half = lane >> 3 & 1, g = lane & 7;
-            const float v = cu_silu(stream_add(red, flip, r * 2 + half, g)) *
-                            stream_add(red, flip, r * 2 + 2 + half, g);
+            const float v =
+                cu_silu(stream_add(red, flip, r * 2 + half, g)) * stream_add(red, flip, r * 2 + 2 + half, g);
             const float used = stream_emit(k.gated, 0, i * 16 + half * 8 + g, v);
             const float sum = stream_ordered8(used, lane & 8, 1);
             const float other = __shfl_xor_sync(0xffffffffu, sum, 8);
