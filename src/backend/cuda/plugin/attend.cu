@@ -7,19 +7,17 @@
  *
  * bf16 caches go through the tensor cores: queries and probabilities as one bf16 term each, or two (about 16
  * bits), keys and values as they are. Coded caches go the same way: what a code decodes to is rounded to bf16
- * on the way, keys in registers, values in shared memory. f32 caches take a plain f32 kernel.
+ * on the way, keys in registers, values in shared memory. f32 caches take a plain f32 kernel: attend_plain.cu.
  *
  * SPDX-License-Identifier: MIT
  */
+#include "backend/cuda/plugin/attend_block.cuh"
 #include "backend/cuda/plugin/kv.cuh"
 #include "backend/cuda/plugin/kv_rotate.cuh"
 
 enum {
     RAW_MOST = 32 << 10, /* bytes of a span's coded values that are worth shared memory */
-    QUERIES = 16,
-    THREADS = 256,
-    SCORE_LD = CU_SPAN + 8,
-    SLICE = 32 /* positions of V in shared memory at once */
+    SLICE = 32           /* positions of V that go through shared memory together */
 };
 
 /* ---- merging
@@ -63,48 +61,6 @@ void cu_unrotate(cudaStream_t s, const struct cu_attention *a, uint32_t n_tok)
     cu_start(s, unrotate, dim3(a->n_head, n_tok), 128, 0, *a);
 }
 
-/* ---- one block of queries
- * ------------------------------------------------------------------------------------------- */
-
-struct block { /* up to QUERIES queries of one KV head: query i is head rep0 + i % rep of token tok + i / rep
-                */
-    cu_seq s;
-    uint32_t rep, n_tok, n_query, kv_head, tok,
-        pos; /* tok: in the batch; pos: cache index of its first token */
-};
-
-/* blockIdx.y: KV head, blockIdx.z: sequence; i: which block of tokens. False when there is nothing to do. */
-static __device__ __forceinline__ bool find_block(block *k, const cu_attention &a, const cu_batch &b,
-                                                  uint32_t seq, uint32_t i)
-{
-    uint32_t per;
-
-    k->s = b.seqs[seq];
-    k->rep = a.n_head / a.kv.n_kv;
-    per = max(QUERIES / k->rep, 1u);
-    if (i * per >= k->s.n_tok)
-        return false;
-    k->n_tok = min(per, k->s.n_tok - i * per);
-    k->n_query = k->n_tok * k->rep;
-    k->kv_head = blockIdx.y;
-    k->tok = k->s.tok0 + i * per;
-    k->pos = k->s.n + i * per;
-    return true;
-}
-
-/* How many positions of a span query i sees. */
-static __device__ __forceinline__ uint32_t visible(const block &k, uint32_t span, uint32_t i)
-{
-    const uint32_t end = k.pos + i / k.rep + 1;
-
-    return i >= k.n_query || end <= span * CU_SPAN ? 0 : min(end - span * CU_SPAN, (uint32_t)CU_SPAN);
-}
-
-static __device__ __forceinline__ size_t query_at(const block &k, const cu_attention &a, uint32_t i)
-{
-    return ((size_t)(k.tok + i / k.rep) * a.n_head + k.kv_head * k.rep + i % k.rep) * a.kv.dim;
-}
-
 /* ---- bf16 cache
  * ----------------------------------------------------------------------------------------------------- */
 
@@ -116,7 +72,8 @@ struct tensor_shared { /* offsets in bytes */
  * Coded rows: as few terms as there are, and values only where they are small, so that two blocks or three
  * fit a multiprocessor; others are read from the page, which is in the L2 cache by then.
  */
-static __host__ __device__ __forceinline__ tensor_shared tensor_layout(const cu_kv &kv, uint32_t n_term)
+static __host__ __device__ __forceinline__ tensor_shared tensor_layout(const cu_kv &kv, uint32_t n_term,
+                                                                       uint32_t n_buffer)
 {
     const uint32_t terms = kv.code.kind ? n_term : 2;
     tensor_shared o;
@@ -124,11 +81,20 @@ static __host__ __device__ __forceinline__ tensor_shared tensor_layout(const cu_
     o.q = 0;                                             /* [terms][QUERIES][dim + 32] bf16 */
     o.score = o.q + terms * QUERIES * (kv.dim + 32) * 2; /* [QUERIES][SCORE_LD] f32 */
     o.p = o.score + QUERIES * SCORE_LD * 4;              /* [terms][QUERIES][SCORE_LD] bf16 */
-    o.v = o.p + terms * QUERIES * SCORE_LD * 2;          /* [2 buffers][SLICE][dim + 8] bf16 */
-    o.raw = o.v + 2 * SLICE * (kv.dim + 8) * 2;          /* values of a span as they lie in the page */
+    o.v = o.p + terms * QUERIES * SCORE_LD * 2;          /* [n_buffer][SLICE][dim + 8] bf16 */
+    o.raw = o.v + n_buffer * SLICE * (kv.dim + 8) * 2;   /* values of a span as they lie in the page */
     o.levels = o.raw + (kv.code.kind && CU_SPAN * kv.row[1] <= RAW_MOST ? CU_SPAN * kv.row[1] : 0);
     o.total = o.levels + (kv.code.kind ? KV_LEVELS * 4 : 0);
     return o;
+}
+
+/*
+ * Slices of V in shared memory. Spans in parallel are few blocks that wait for memory more than for anything else:
+ * ALL of a span is on its way at once, where it fits.
+ */
+template <bool ALL> static __host__ __device__ constexpr uint32_t value_buffers(void)
+{
+    return ALL ? CU_SPAN / SLICE : 2;
 }
 
 /* x as bf16 terms, `apart` elements from one another. */
@@ -204,31 +170,36 @@ static __device__ __forceinline__ void tensor_scores(const cu_kv &kv, const uint
 {
     const uint32_t dim = kv.dim, lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane >> 2,
                    t = lane & 3;
+    enum { AHEAD = CODED ? 1 : 4 }; /* blocks of 32 elements on their way at once */
     const uint32_t ldq = (dim + 32) * 2;
     float acc[4][4] = {};
 
     if (warp * 32 >= limit)
         return;
-    for (uint32_t kb = 0; kb < dim / 32; kb++) {
-        uint4 key[4];
+    for (uint32_t kb0 = 0; kb0 < dim / 32; kb0 += AHEAD) {
+        uint4 key[AHEAD][4];
 
 #pragma unroll
-        for (int n = 0; n < 4; n++)
-            key[n] = CODED ? kv_octet<0>(kv, k, warp * 32 + n * 8 + g, kb * 4 + t, nullptr)
-                           : *reinterpret_cast<const uint4 *>(k + (size_t)(warp * 32 + n * 8 + g) * dim * 2 +
-                                                              kb * 64 + t * 16);
-        for (uint32_t i = 0; i < n_term; i++) {
-            const uint4 a = *reinterpret_cast<const uint4 *>(q + (size_t)(i * QUERIES + g) * ldq + kb * 64 +
-                                                             t * 16),
-                        b = *reinterpret_cast<const uint4 *>(q + (size_t)(i * QUERIES + 8 + g) * ldq +
-                                                             kb * 64 + t * 16);
+        for (uint32_t j = 0; j < AHEAD; j++)
+#pragma unroll
+            for (int n = 0; n < 4 && kb0 + j < dim / 32; n++)
+                key[j][n] =
+                    CODED ? kv_octet<0>(kv, k, warp * 32 + n * 8 + g, (kb0 + j) * 4 + t, nullptr)
+                          : *reinterpret_cast<const uint4 *>(k + (size_t)(warp * 32 + n * 8 + g) * dim * 2 +
+                                                             (kb0 + j) * 64 + t * 16);
+#pragma unroll
+        for (uint32_t j = 0; j < AHEAD && kb0 + j < dim / 32; j++)
+            for (uint32_t i = 0; i < n_term; i++) {
+                const uint8_t *row = q + (size_t)(i * QUERIES + g) * ldq + (kb0 + j) * 64 + t * 16;
+                const uint4 a = *reinterpret_cast<const uint4 *>(row),
+                            b = *reinterpret_cast<const uint4 *>(row + (size_t)8 * ldq);
 
 #pragma unroll
-            for (int n = 0; n < 4; n++) {
-                cu_mma(acc[n], a.x, b.x, a.y, b.y, key[n].x, key[n].y);
-                cu_mma(acc[n], a.z, b.z, a.w, b.w, key[n].z, key[n].w);
+                for (int n = 0; n < 4; n++) {
+                    cu_mma(acc[n], a.x, b.x, a.y, b.y, key[j][n].x, key[j][n].y);
+                    cu_mma(acc[n], a.z, b.z, a.w, b.w, key[j][n].z, key[j][n].w);
+                }
             }
-        }
     }
 #pragma unroll
     for (int n = 0; n < 4; n++)
@@ -320,7 +291,7 @@ static __device__ __forceinline__ void slice_values(float acc[NP][2][4], const u
     }
 }
 
-template <int NP, bool CODED>
+template <int NP, bool CODED, bool ALL>
 static __device__ __forceinline__ void span_values(float acc[NP][2][4], const cu_kv &kv, const uint8_t *v,
                                                    uint32_t limit, uint32_t n_term, const float *shrunk,
                                                    uint8_t *shared, const tensor_shared &o)
@@ -328,8 +299,13 @@ static __device__ __forceinline__ void span_values(float acc[NP][2][4], const cu
     const uint32_t g = (threadIdx.x & 31) >> 2, dim = kv.dim;
     const uint32_t n_slice = (limit + SLICE - 1) / SLICE, buffer = SLICE * (dim + 8) * 2;
 
+    if (ALL) {
+        asm volatile("cp.async.wait_group 0;");
+        __syncthreads();
+    }
     for (uint32_t i = 0; i < n_slice; i++) {
-        if (CODED) {
+        if (ALL) {
+        } else if (CODED) {
             if (i + 1 < n_slice)
                 decode_values(kv, o.raw < o.levels ? shared + o.raw : v,
                               reinterpret_cast<const float *>(shared + o.levels), (i + 1) * SLICE, limit,
@@ -340,7 +316,8 @@ static __device__ __forceinline__ void span_values(float acc[NP][2][4], const cu
         } else {
             asm volatile("cp.async.wait_group 0;");
         }
-        __syncthreads();
+        if (!ALL)
+            __syncthreads();
         if (i && i % (CU_TILE / SLICE) == 0) { /* a tile begins */
             const uint32_t tile = i / (CU_TILE / SLICE);
             const float f0 = shrunk[g * (CU_SPAN / CU_TILE) + tile],
@@ -352,8 +329,35 @@ static __device__ __forceinline__ void span_values(float acc[NP][2][4], const cu
                 for (int e = 0; e < 8; e++)
                     acc[n][e >> 2][e & 3] *= e & 2 ? f1 : f0;
         }
-        slice_values<NP>(acc, shared + o.p, shared + o.v + (i & 1) * buffer, dim, i * SLICE, n_term);
-        __syncthreads(); /* the buffer is fetched into again */
+        slice_values<NP>(acc, shared + o.p, shared + o.v + (ALL ? i : i & 1) * buffer, dim, i * SLICE,
+                         n_term);
+        if (!ALL)
+            __syncthreads(); /* the buffer is fetched into again */
+    }
+}
+
+/* A block's queries as terms, [term][QUERIES][dim + 32]. */
+static __device__ __forceinline__ void take_queries(const block &k, const cu_attention &a, __nv_bfloat16 *to)
+{
+    enum { AHEAD = 8 };
+    const uint32_t dim = a.kv.dim;
+
+    for (uint32_t e0 = threadIdx.x; e0 < QUERIES * dim; e0 += THREADS * AHEAD) {
+        float v[AHEAD];
+
+#pragma unroll
+        for (uint32_t j = 0; j < AHEAD; j++) {
+            const uint32_t e = e0 + j * THREADS, i = e / dim;
+
+            v[j] = e < QUERIES * dim && i < k.n_query ? a.q[query_at(k, a, i) + e % dim] : 0.0f;
+        }
+#pragma unroll
+        for (uint32_t j = 0; j < AHEAD; j++) {
+            const uint32_t e = e0 + j * THREADS;
+
+            if (e < QUERIES * dim)
+                split_terms(v[j], a.n_term, &to[e / dim * (dim + 32) + e % dim], QUERIES * (dim + 32));
+        }
     }
 }
 
@@ -377,7 +381,7 @@ static __device__ __forceinline__ void fetch_span(const cu_attention &a, const c
 #endif
 }
 
-template <int NP, bool SPLIT, bool CODED>
+template <int NP, bool SPLIT, bool CODED, bool ALL>
 static __global__ void __launch_bounds__(THREADS)
     attend_tensor(const __grid_constant__ cu_attention a, const __grid_constant__ cu_batch b)
 {
@@ -389,7 +393,7 @@ static __global__ void __launch_bounds__(THREADS)
     __shared__ float span_m[QUERIES], span_l[QUERIES], shrunk[QUERIES * (CU_SPAN / CU_TILE)];
     const uint32_t lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane >> 2, t = lane & 3,
                    dim = a.kv.dim;
-    const tensor_shared o = tensor_layout(a.kv, a.n_term);
+    const tensor_shared o = tensor_layout(a.kv, a.n_term, value_buffers<ALL>());
     float *score = reinterpret_cast<float *>(shared + o.score);
     float sum[NP][2][4] = {};
     running r[2] = {{-INFINITY, 0}, {-INFINITY, 0}}; /* of queries g and g + 8 */
@@ -403,13 +407,7 @@ static __global__ void __launch_bounds__(THREADS)
 
     if (first > last)
         return;
-    for (uint32_t e = threadIdx.x; e < QUERIES * dim; e += THREADS) {
-        const uint32_t i = e / dim, c = e % dim;
-        __nv_bfloat16 *q = reinterpret_cast<__nv_bfloat16 *>(shared + o.q);
-
-        split_terms(i < k.n_query ? a.q[query_at(k, a, i) + c] : 0.0f, a.n_term, &q[i * (dim + 32) + c],
-                    QUERIES * (dim + 32));
-    }
+    take_queries(k, a, reinterpret_cast<__nv_bfloat16 *>(shared + o.q));
     if (CODED)
         take_levels(a.kv, reinterpret_cast<float *>(shared + o.levels));
     __syncthreads();
@@ -420,8 +418,8 @@ static __global__ void __launch_bounds__(THREADS)
 
         if (CODED && o.raw < o.levels)
             fetch_raw(values, limit * a.kv.row[1], shared + o.raw);
-        if (!CODED)
-            fetch_values(values, dim, 0, limit, shared + o.v);
+        for (uint32_t i = 0; !CODED && i < (ALL ? (limit + SLICE - 1) / SLICE : 1); i++)
+            fetch_values(values, dim, i * SLICE, limit, shared + o.v + i * (SLICE * (dim + 8) * 2));
         tensor_scores<CODED>(a.kv, kv_at(a.kv, page, k.kv_head, 0), limit, a.n_term, shared + o.q, score);
         if (CODED)
             asm volatile("cp.async.wait_group 0;");
@@ -437,7 +435,7 @@ static __global__ void __launch_bounds__(THREADS)
                             reinterpret_cast<__nv_bfloat16 *>(shared + o.p) + i * SCORE_LD + j,
                             QUERIES * SCORE_LD);
         __syncthreads();
-        span_values<NP, CODED>(acc, a.kv, values, limit, a.n_term, shrunk, shared, o);
+        span_values<NP, CODED, ALL>(acc, a.kv, values, limit, a.n_term, shrunk, shared, o);
         if (SPLIT) {
 #pragma unroll
             for (int n = 0; n < NP; n++)
@@ -480,132 +478,40 @@ static __global__ void __launch_bounds__(THREADS)
         }
 }
 
-/* ---- f32 cache, or heads that the tensor path does not take
- * ---------------------------------------------------------- */
-
-static __device__ __forceinline__ float kv_element(const cu_kv &kv, const uint8_t *base, size_t i)
-{
-    return kv.bf16 ? cu_bf16(reinterpret_cast<const uint16_t *>(base)[i])
-                   : reinterpret_cast<const float *>(base)[i];
-}
-
-/*
- * Softmax numerators of a span's scores [QUERIES][SCORE_LD] in place; m and l of the span. Warp w does
- * queries 2w, 2w+1. Scores of positions that a query does not see are not read.
- */
-static __device__ __forceinline__ void softmax(const block &k, uint32_t span, float *score, float *m,
-                                               float *l)
-{
-    const uint32_t lane = threadIdx.x & 31;
-
-    for (uint32_t i = threadIdx.x / 32 * 2; i < threadIdx.x / 32 * 2 + 2; i++) {
-        const uint32_t vis = visible(k, span, i);
-        float v[CU_SPAN / 32], top = -INFINITY, sum = 0;
-
-#pragma unroll
-        for (int j = 0; j < CU_SPAN / 32; j++) {
-            v[j] = lane + j * 32 < vis ? score[i * SCORE_LD + lane + j * 32] : -INFINITY;
-            top = fmaxf(top, v[j]);
-        }
-#pragma unroll
-        for (int mask = 16; mask; mask >>= 1)
-            top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, mask));
-#pragma unroll
-        for (int j = 0; j < CU_SPAN / 32; j++) {
-            v[j] = lane + j * 32 < vis ? expf(v[j] - top) : 0.0f;
-            sum += v[j];
-            score[i * SCORE_LD + lane + j * 32] = v[j];
-        }
-        sum = cu_warp_sum(sum);
-        if (lane == 0) {
-            m[i] = top;
-            l[i] = sum;
-        }
-    }
-}
-
-template <bool SPLIT>
-static __global__ void __launch_bounds__(THREADS)
-    attend_plain(const __grid_constant__ cu_attention a, const __grid_constant__ cu_batch b)
-{
-    cu_let_next_start();
-    cu_wait_for_inputs();
-    __shared__ float score[QUERIES * SCORE_LD], span_m[QUERIES], span_l[QUERIES];
-    extern __shared__ __align__(16) float plain_shared[]; /* [QUERIES][dim] running sums, unused when split */
-    const uint32_t lane = threadIdx.x & 31, warp = threadIdx.x >> 5, dim = a.kv.dim;
-    running r[QUERIES];
-    block k;
-
-    if (!find_block(&k, a, b, SPLIT ? blockIdx.z % b.n_seq : blockIdx.z,
-                    SPLIT ? blockIdx.z / b.n_seq : blockIdx.x))
-        return;
-    const uint32_t last = (k.pos + k.n_tok - 1) / CU_SPAN, first = SPLIT ? blockIdx.x : 0;
-
-    if (first > last)
-        return;
-    for (uint32_t i = 0; i < QUERIES; i++)
-        r[i] = {-INFINITY, 0};
-    for (uint32_t e = threadIdx.x; !SPLIT && e < QUERIES * dim; e += THREADS)
-        plain_shared[e] = 0;
-    for (uint32_t span = first; span <= (SPLIT ? first : last); span++) {
-        const uint32_t page = b.pages[k.s.page0 + span], limit = visible(k, span, k.n_query - 1);
-        const uint8_t *kb = kv_at(a.kv, page, k.kv_head, 0), *vb = kv_at(a.kv, page, k.kv_head, 1);
-
-        for (uint32_t p = warp; p < limit; p += THREADS / 32)
-            for (uint32_t i = 0; i < k.n_query; i++) {
-                float s = 0;
-
-                for (uint32_t c = lane; c < dim; c += 32)
-                    s = fmaf(a.q[query_at(k, a, i) + c], kv_element(a.kv, kb, (size_t)p * dim + c), s);
-                s = cu_warp_sum(s);
-                if (lane == 0)
-                    score[i * SCORE_LD + p] = s;
-            }
-        __syncthreads();
-        softmax(k, span, score, span_m, span_l);
-        __syncthreads();
-        for (uint32_t i = 0; i < k.n_query; i++) {
-            const uint32_t vis = visible(k, span, i);
-            const float2 f = merge_factors(&r[i], span_m[i], span_l[i]);
-            float *part =
-                SPLIT ? part_at(a, k.tok + i / k.rep, k.kv_head * k.rep + i % k.rep, span) : nullptr;
-
-            for (uint32_t c = threadIdx.x; c < dim; c += THREADS) {
-                float s = 0;
-
-                for (uint32_t p = 0; p < vis; p++)
-                    s = fmaf(score[i * SCORE_LD + p], kv_element(a.kv, vb, (size_t)p * dim + c), s);
-                if (SPLIT)
-                    part[c] = s;
-                else
-                    plain_shared[i * dim + c] = merged(plain_shared[i * dim + c], s, f);
-            }
-            if (SPLIT && threadIdx.x == 0) {
-                part[dim] = span_m[i];
-                part[dim + 1] = span_l[i];
-            }
-        }
-        __syncthreads();
-    }
-    for (uint32_t i = 0; !SPLIT && i < k.n_query; i++)
-        for (uint32_t c = threadIdx.x; c < dim; c += THREADS)
-            a.y[query_at(k, a, i) + c] = plain_shared[i * dim + c] * inverse(r[i]);
-}
-
 /* ---- choosing
  * ------------------------------------------------------------------------------------------------------- */
+
+template <bool ALL> static uint32_t tensor_bytes(const cu_kv &kv, uint32_t n_term)
+{
+    return tensor_layout(kv, n_term, value_buffers<ALL>()).total;
+}
+
+/* Whether all values of a span fit into shared memory: heads of up to 256 on large devices. */
+template <int NP, bool SPLIT, bool CODED> static bool takes_all(const cu_kv &kv, uint32_t n_term)
+{
+    return SPLIT && !CODED && NP <= 2 && tensor_bytes<true>(kv, n_term) <= cu_most_shared();
+}
+
+template <int NP, bool SPLIT, bool CODED>
+static void start_tensor(cudaStream_t s, const cu_attention *a, const cu_batch *b, dim3 grid)
+{
+    if (takes_all<NP, SPLIT, CODED>(a->kv, a->n_term))
+        cu_start(s, attend_tensor < NP, SPLIT, CODED, SPLIT && !CODED && NP <= 2 >, grid, THREADS,
+                 tensor_bytes<true>(a->kv, a->n_term), *a, *b);
+    else
+        cu_start(s, attend_tensor<NP, SPLIT, CODED, false>, grid, THREADS,
+                 tensor_bytes<false>(a->kv, a->n_term), *a, *b);
+}
 
 template <bool SPLIT, bool CODED>
 static void launch_tensor(cudaStream_t s, const cu_attention *a, const cu_batch *b, dim3 grid)
 {
-    const uint32_t dim = a->kv.dim, bytes = tensor_layout(a->kv, a->n_term).total;
-
-    if (dim <= 128)
-        cu_start(s, attend_tensor<1, SPLIT, CODED>, grid, THREADS, bytes, *a, *b);
-    else if (dim <= 256)
-        cu_start(s, attend_tensor<2, SPLIT, CODED>, grid, THREADS, bytes, *a, *b);
+    if (a->kv.dim <= 128)
+        start_tensor<1, SPLIT, CODED>(s, a, b, grid);
+    else if (a->kv.dim <= 256)
+        start_tensor<2, SPLIT, CODED>(s, a, b, grid);
     else
-        cu_start(s, attend_tensor<4, SPLIT, CODED>, grid, THREADS, bytes, *a, *b);
+        start_tensor<4, SPLIT, CODED>(s, a, b, grid);
 }
 
 template <bool SPLIT> static void launch(cudaStream_t s, const cu_attention *a, const cu_batch *b, dim3 grid)
@@ -615,7 +521,7 @@ template <bool SPLIT> static void launch(cudaStream_t s, const cu_attention *a, 
     else if (a->kv.bf16 && a->kv.dim % 32 == 0)
         launch_tensor<SPLIT, false>(s, a, b, grid);
     else
-        cu_start(s, attend_plain<SPLIT>, grid, THREADS, SPLIT ? 0 : QUERIES * a->kv.dim * 4, *a, *b);
+        attend_plain_start(s, a, b, grid, SPLIT);
 }
 
 void cu_attend_spans(cudaStream_t s, const struct cu_attention *a, const struct cu_batch *b,
@@ -644,38 +550,45 @@ void cu_attend(cudaStream_t s, const struct cu_attention *a, const struct cu_bat
         cu_unrotate(s, a, h->n_tok);
 }
 
-template <int NP, bool CODED> static cudaError_t allow(uint32_t bytes)
+template <int NP, bool SPLIT, bool CODED> static cudaError_t allow(const cu_kv &kv, uint32_t n_term)
 {
-    const cudaError_t e = cudaFuncSetAttribute(attend_tensor<NP, true, CODED>,
-                                               cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
+    const cudaError_t e = cudaFuncSetAttribute(attend_tensor<NP, SPLIT, CODED, false>,
+                                               cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                               (int)tensor_bytes<false>(kv, n_term));
 
-    return e != cudaSuccess ? e
-                            : cudaFuncSetAttribute(attend_tensor<NP, false, CODED>,
-                                                   cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
+    if (e != cudaSuccess || !takes_all<NP, SPLIT, CODED>(kv, n_term))
+        return e;
+    return cudaFuncSetAttribute(attend_tensor < NP, SPLIT, CODED, SPLIT && !CODED && NP <= 2 >,
+                                cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                (int)tensor_bytes<true>(kv, n_term));
 }
 
-template <bool CODED> static cudaError_t allow_dim(const cu_kv &kv, uint32_t n_term)
+template <bool SPLIT, bool CODED> static cudaError_t allow_dim(const cu_kv &kv, uint32_t n_term)
 {
-    const uint32_t bytes = tensor_layout(kv, n_term).total;
+    return kv.dim <= 128   ? allow<1, SPLIT, CODED>(kv, n_term)
+           : kv.dim <= 256 ? allow<2, SPLIT, CODED>(kv, n_term)
+                           : allow<4, SPLIT, CODED>(kv, n_term);
+}
 
-    return kv.dim <= 128   ? allow<1, CODED>(bytes)
-           : kv.dim <= 256 ? allow<2, CODED>(bytes)
-                           : allow<4, CODED>(bytes);
+template <bool CODED> static cudaError_t allow_both(const cu_kv &kv, uint32_t n_term)
+{
+    const cudaError_t e = allow_dim<true, CODED>(kv, n_term);
+
+    return e == cudaSuccess ? allow_dim<false, CODED>(kv, n_term) : e;
 }
 
 cudaError_t cu_attend_setup(uint32_t dim)
 {
-    cudaError_t e = cudaFuncSetAttribute(attend_plain<false>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                         (int)(QUERIES * dim * 4));
+    cudaError_t e = attend_plain_setup(dim);
     cu_kv kv = {};
 
     kv.dim = dim;
     if (e == cudaSuccess)
         e = cu_attend_many_setup();
-    return e == cudaSuccess ? allow_dim<false>(kv, 2) : e;
+    return e == cudaSuccess ? allow_both<false>(kv, 2) : e;
 }
 
 cudaError_t cu_attend_coded_setup(const struct cu_attention *a)
 {
-    return allow_dim<true>(a->kv, a->n_term);
+    return allow_both<true>(a->kv, a->n_term);
 }

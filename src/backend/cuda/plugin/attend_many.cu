@@ -468,21 +468,11 @@ template <int DIM> static uint32_t room(const cu_kv &kv, uint32_t n_term)
     return n_term == 1 ? room_of<DIM, 1>::bytes : room_of<DIM, 2>::bytes;
 }
 
-static uint32_t most_shared(void)
-{
-    int device = 0, bytes = 0;
-
-    if (cudaGetDevice(&device) != cudaSuccess ||
-        cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device) != cudaSuccess)
-        return 0;
-    return (uint32_t)bytes;
-}
-
 int cu_attend_many_takes(const struct cu_attention *a, const struct cu_shape *h)
 {
     return (a->kv.bf16 || a->kv.code.kind) && (a->kv.dim == 128 || a->kv.dim == 256) &&
            h->max_seq_tok * (a->n_head / a->kv.n_kv) >= MIN_QUERIES &&
-           (a->kv.dim == 256 ? room<256>(a->kv, a->n_term) : room<128>(a->kv, a->n_term)) <= most_shared();
+           (a->kv.dim == 256 ? room<256>(a->kv, a->n_term) : room<128>(a->kv, a->n_term)) <= cu_most_shared();
 }
 
 template <int DIM, int TERMS>
@@ -515,9 +505,9 @@ void cu_attend_many(cudaStream_t s, const struct cu_attention *a, const struct c
 template <int DIM, int TERMS> static cudaError_t allow(void)
 {
     const cudaError_t e = cudaFuncSetAttribute(
-        attend_many<DIM, TERMS, true>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)most_shared());
+        attend_many<DIM, TERMS, true>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)cu_most_shared());
 
-    return e != cudaSuccess || room_of<DIM, TERMS>::bytes > most_shared()
+    return e != cudaSuccess || room_of<DIM, TERMS>::bytes > cu_most_shared()
                ? e
                : cudaFuncSetAttribute(attend_many<DIM, TERMS, false>,
                                       cudaFuncAttributeMaxDynamicSharedMemorySize,

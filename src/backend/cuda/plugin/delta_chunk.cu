@@ -388,19 +388,9 @@ static uint32_t walk_bytes(uint32_t dk, uint32_t stages)
            WALK_THREADS / 32 * (uint32_t)sizeof(walk_writes);
 }
 
-static uint32_t most_shared(void)
-{
-    int device = 0, bytes = 0;
-
-    if (cudaGetDevice(&device) != cudaSuccess ||
-        cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device) != cudaSuccess)
-        return 0;
-    return (uint32_t)bytes;
-}
-
 static uint32_t stages_of(uint32_t dk)
 {
-    const uint32_t most = most_shared();
+    const uint32_t most = cu_most_shared();
 
     if (delta_within_bytes(dk) > most)
         return 0;

@@ -26,6 +26,17 @@ static inline int cu_knows_early(void)
     return major >= 9;
 }
 
+/* Bytes of shared memory that a block of the current device can have. */
+static inline uint32_t cu_most_shared(void)
+{
+    int device = 0, bytes = 0;
+
+    if (cudaGetDevice(&device) != cudaSuccess ||
+        cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device) != cudaSuccess)
+        return 0;
+    return (uint32_t)bytes;
+}
+
 template <class... P, class... A>
 static void cu_start(cudaStream_t s, void (*kernel)(P...), dim3 grid, dim3 block, size_t shared, A &&...args)
 {
