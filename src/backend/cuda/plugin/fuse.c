@@ -295,6 +295,12 @@ static void start_attend(const struct esp_plan *p, uint32_t i, const struct cu_s
     cu_merge_gate(p->dev->stream, &a, &b, h->n_tok, plan_value(p, gate->b), gate->stride, &act);
 }
 
+/* Whether rows of one sequence in a step, which a journal takes, meet in one block of its products. */
+static bool windows(const struct esp_plan *p, const struct cuda_step *s, const struct cu_shape *h)
+{
+    return h->journals && plan_width(p, p->tape->ops[s->op].a) <= CU_STREAM_WHOLE;
+}
+
 uint32_t cuda_launch_fused(const struct esp_plan *p, uint32_t i, const struct cu_shape *h)
 {
     const struct cuda_step *s = &p->steps[i];
@@ -305,7 +311,7 @@ uint32_t cuda_launch_fused(const struct esp_plan *p, uint32_t i, const struct cu
         return 0;
     switch (s->fuse) {
     case CUDA_FUSE_MIXER_IN:
-        if (!decode || n_row > CU_STREAM_ROWS)
+        if (!(decode || windows(p, s, h)) || n_row > CU_STREAM_ROWS)
             return 0;
         start_mixer_in(p, i, h);
         return 3;

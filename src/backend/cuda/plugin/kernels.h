@@ -174,6 +174,7 @@ struct cu_shape { /* of a step; what grids depend on */
     uint32_t max_seq_tok; /* longest sequence part of the batch */
     uint32_t max_span;    /* spans that the longest context touches, rounded up */
     uint32_t crosses;     /* some sequence folds a chunk in this step */
+    uint32_t journals;    /* all sequences write to journals */
 };
 
 /* ---- row by row ---- */

@@ -24,10 +24,13 @@ static struct cu_shape shape_of(const struct esp_plan *p, const struct esp_batch
     h.n_tok = b->n_tok;
     h.n_seq = b->n_seq;
     h.n_out = b->n_out;
+    h.journals = 1;
     for (uint32_t i = 0; i < b->n_seq; i++) {
         const struct esp_batch_seq *s = &b->seqs[i];
         uint32_t last = s->n + s->n_tok - 1;
 
+        if (s->journal == ESP_NO_JOURNAL)
+            h.journals = 0;
         if (s->n_tok > h.max_seq_tok)
             h.max_seq_tok = s->n_tok;
         if (last / ESP_SPAN + 1 > most)

@@ -15,7 +15,8 @@ extern "C" {
 
 enum {
     CU_STREAM_ROWS = 32,
-    CU_STREAM_QUADS = 1024 /* inputs over 128 at most: sums of eight rows lie in shared memory */
+    CU_STREAM_QUADS = 1024, /* inputs over 128 at most: sums of eight rows lie in shared memory */
+    CU_STREAM_WHOLE = 16384 /* inputs up to which all rows are one block's */
 };
 
 enum cu_finish_kind {

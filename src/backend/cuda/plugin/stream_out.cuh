@@ -10,52 +10,6 @@
 #include "backend/cuda/plugin/operand.cuh"
 #include "backend/cuda/plugin/stream.h"
 
-/* One new row of a sequence: its channel through the convolution of delta.cu, old rows moved up by one. */
-static __device__ __forceinline__ float stream_conv(const cu_stream &k, const float *taps, uint32_t c,
-                                                    uint32_t tok, float x)
-{
-    const cu_seq s = k.b.seqs[k.b.tok_seq[tok]];
-    float *tail =
-        reinterpret_cast<float *>(k.d.slots + s.slot * k.d.slot_bytes + k.d.layer_off + k.d.conv_off) + c;
-    const float4 tap = reinterpret_cast<const float4 *>(taps)[c];
-    const float r0 = tail[0], r1 = tail[k.d.conv_dim], r2 = tail[2 * (size_t)k.d.conv_dim];
-    float sum = 0;
-
-    sum = fmaf(tap.x, r0, sum);
-    sum = fmaf(tap.y, r1, sum);
-    sum = fmaf(tap.z, r2, sum);
-    sum = fmaf(tap.w, x, sum);
-    if (s.journal != CU_NO_JOURNAL) {
-        k.d.journals[((size_t)s.journal * k.d.n_delta + k.d.layer) * k.d.journal_rows * k.d.conv_dim + c] = x;
-    } else {
-        tail[0] = r1;
-        tail[k.d.conv_dim] = r2;
-        tail[2 * (size_t)k.d.conv_dim] = x;
-    }
-    return cu_silu(sum);
-}
-
-static __device__ __forceinline__ void stream_finish(const cu_stream &k, uint32_t which, uint32_t o,
-                                                     uint32_t tok, float v)
-{
-    const cu_finish &f = k.finish[which];
-    const uint32_t n = k.l.w[which].n_out;
-
-    if (o >= n)
-        return;
-    if (f.kind == CU_STORE) {
-        f.y[(size_t)tok * n + o] = v;
-    } else if (f.kind == CU_CONV) {
-        f.y[(size_t)tok * n + o] = stream_conv(k, f.v0, o, tok, v);
-    } else if (f.kind == CU_STRENGTH) {
-        f.y[(size_t)tok * 2 * n + o] = cu_sigmoid(v);
-    } else {
-        const float s = v + f.v1[o];
-
-        f.y[(size_t)tok * 2 * n + n + o] = f.v0[o] * (s > 20 ? s : log1pf(expf(s)));
-    }
-}
-
 /*
  * Output `at` of a row in product form; returns what its terms add up to. An output past n_out is zero, as
  * rows are padded.
@@ -93,6 +47,62 @@ static __device__ __forceinline__ float stream_add(const stream_red<NT, RT, ONE>
     return sum;
 }
 
+/*
+ * A new row of a sequence: its channel through the convolution of delta.cu. Rows before it in the step are at(1),
+ * at(2), ... if there are any, which a journal is for; else old rows move up by one.
+ */
+template <class F>
+static __device__ __forceinline__ float stream_conv(const cu_stream &k, const float *taps, uint32_t c,
+                                                    uint32_t tok, float x, F at)
+{
+    const cu_seq s = k.b.seqs[k.b.tok_seq[tok]];
+    const uint32_t i = tok - s.tok0;
+    float *tail =
+        reinterpret_cast<float *>(k.d.slots + s.slot * k.d.slot_bytes + k.d.layer_off + k.d.conv_off) + c;
+    const float4 tap = reinterpret_cast<const float4 *>(taps)[c];
+    float r[CU_TAPS - 1], sum = 0;
+
+#pragma unroll
+    for (uint32_t j = 0; j < CU_TAPS - 1; j++) /* r[j]: the row 3 - j before this one */
+        r[j] = i + j < CU_TAPS - 1 ? tail[(i + j) * (size_t)k.d.conv_dim] : at(CU_TAPS - 1 - j);
+    sum = fmaf(tap.x, r[0], sum);
+    sum = fmaf(tap.y, r[1], sum);
+    sum = fmaf(tap.z, r[2], sum);
+    sum = fmaf(tap.w, x, sum);
+    if (s.journal != CU_NO_JOURNAL) {
+        k.d.journals[(((size_t)s.journal * k.d.n_delta + k.d.layer) * k.d.journal_rows + i) * k.d.conv_dim +
+                     c] = x;
+    } else {
+        tail[0] = r[1];
+        tail[k.d.conv_dim] = r[2];
+        tail[2 * (size_t)k.d.conv_dim] = x;
+    }
+    return cu_silu(sum);
+}
+
+/* Output o of weight `which`; at(n): the same of row tok - n. */
+template <class F>
+static __device__ __forceinline__ void stream_finish(const cu_stream &k, uint32_t which, uint32_t o,
+                                                     uint32_t tok, float v, F at)
+{
+    const cu_finish &f = k.finish[which];
+    const uint32_t n = k.l.w[which].n_out;
+
+    if (o >= n)
+        return;
+    if (f.kind == CU_STORE) {
+        f.y[(size_t)tok * n + o] = v;
+    } else if (f.kind == CU_CONV) {
+        f.y[(size_t)tok * n + o] = stream_conv(k, f.v0, o, tok, v, at);
+    } else if (f.kind == CU_STRENGTH) {
+        f.y[(size_t)tok * 2 * n + o] = cu_sigmoid(v);
+    } else {
+        const float s = v + f.v1[o];
+
+        f.y[(size_t)tok * 2 * n + n + o] = f.v0[o] * (s > 20 ? s : log1pf(expf(s)));
+    }
+}
+
 template <int NT, int RT, bool ONE>
 static __device__ __forceinline__ void stream_outputs(const cu_stream &k, const stream_red<NT, RT, ONE> &red,
                                                       uint32_t flip, uint32_t i, uint32_t row0,
@@ -106,16 +116,23 @@ static __device__ __forceinline__ void stream_outputs(const cu_stream &k, const 
 
         if (r < RT)
             stream_finish(k, here, (tile + r) * 16 + row, 0,
-                          stream_add(red, flip, r * 2 + (row >> 3), row & 7));
+                          stream_add(red, flip, r * 2 + (row >> 3), row & 7), [](uint32_t) { return 0.0f; });
         return;
     }
     for (uint32_t e = thread; e < RT * NT * 4 * 32; e += 32 * CU_PARTS) {
         const uint32_t le = e & 31, j = e >> 5 & 3, n = (e >> 7) % NT, r = (e >> 7) / NT;
         const uint32_t tok = row0 + n * 8 + 2 * (le & 3) + (j & 1);
 
+        /* all rows of a sequence are the block's: cuda_launch_fused() */
+        const auto at = [&](uint32_t before) {
+            const uint32_t i = n * 8 + 2 * (le & 3) + (j & 1) - before;
+
+            return stream_add(red, flip, (r * NT + i / 8) * 4 + (j & 2) + (i & 1), (le & 28) + i % 8 / 2);
+        };
+
         if (tok < n_row)
             stream_finish(k, here, (tile + r) * 16 + (le >> 2) + (j >= 2 ? 8 : 0), tok,
-                          stream_add(red, flip, e >> 5, le));
+                          stream_add(red, flip, e >> 5, le), at);
     }
 }
 
