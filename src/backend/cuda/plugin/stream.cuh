@@ -221,8 +221,8 @@ static __host__ __device__ constexpr uint32_t stream_resident(int TERMS, int NT,
 }
 
 /*
- * Blocks stay: block b computes the tile groups b, b + gridDim.x, ... A block may be two teams of 8 warps that
- * work like blocks of their own, but share the row of activations.
+ * Blocks stay: block b computes the tile groups b, b + gridDim.x, ... A block may be teams of 8 warps that work
+ * like blocks of their own, but share the row of activations.
  */
 template <int FMT, int TERMS, int NT, int RT, int DEPTH, bool ONE, bool PAIR, int TEAMS>
 static __global__ void __launch_bounds__(32 * CU_PARTS * TEAMS, stream_resident(TERMS, NT, RT, TEAMS))
@@ -266,10 +266,8 @@ static __global__ void __launch_bounds__(32 * CU_PARTS * TEAMS, stream_resident(
         cu_wait_for_inputs();
     if (k.order == CU_STREAM_FIRST)
         cu_let_next_start();
-    if (ONE && TEAMS > 1) {
-        stream_take_long_row<FMT, TERMS>(row, row_sums, x, kb0, n_half * 2, team, 32 * TEAMS);
-    } else if (ONE) {
-        stream_take_row<FMT, TERMS>(row, row_sums, x, kb0, n_half * 2);
+    if (ONE) {
+        stream_take_row<FMT, TERMS, TEAMS>(row, row_sums, x, kb0, n_half * 2, team);
     } else if (n_half) {
         stream_find_lines(&lines, x, row0, n_row, kb0);
         stream_load_rows<TERMS, NT, ONE>(&rows, row, x, lines, 0);
@@ -346,9 +344,7 @@ static void stream_start(cudaStream_t s, const cu_stream *k, const cu_act *x, ui
 
     early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     early.val.programmaticStreamSerializationAllowed = 1;
-    const uint32_t n_block = (n_group + TEAMS - 1) / TEAMS;
-
-    c.gridDim = dim3(n_block < most ? n_block : most, (n_row + NT * 8 - 1) / (NT * 8));
+    c.gridDim = dim3(n_group < most ? n_group : most, (n_row + NT * 8 - 1) / (NT * 8));
     c.blockDim = 32 * CU_PARTS * TEAMS;
     c.dynamicSmemBytes = room::bytes(*l);
     c.stream = s;
@@ -363,7 +359,7 @@ template <> struct stream_depth<CU_Q4, 1, 2, true> {
     enum { deep = 4, shallow = 2, teams = 1 };
 };
 template <> struct stream_depth<CU_Q4, 1, 1, true> {
-    enum { deep = 8, shallow = 6, teams = 2 };
+    enum { deep = 5, shallow = 4, teams = 3 };
 };
 template <> struct stream_depth<CU_BF16, 1, 2, true> {
     enum { deep = 2, shallow = 2, teams = 1 };
@@ -438,7 +434,8 @@ template <int FMT, int TERMS>
 static void stream_launch_terms(cudaStream_t s, const cu_stream *k, const cu_act *x, uint32_t n_row)
 {
     enum { FEW = stream_tiles<FMT>::few, WIDE = stream_tiles<FMT>::wide };
-    typedef stream_room<FMT, TERMS, 1, 1, stream_depth<FMT, 1, 1, true>::shallow, true, 2> most;
+    typedef stream_depth<FMT, 1, 1, true> narrow;
+    typedef stream_room<FMT, TERMS, 1, 1, narrow::shallow, true, narrow::teams> most;
     const bool one = n_row == 1 && most::bytes(k->l) <= CU_TILED_SHARED;
     /* few tiles: one at a time, so that all multiprocessors have about as many */
     const bool wide = count_blocks(&k->l, 2) >= 3 * k->l.n_multiprocessor;

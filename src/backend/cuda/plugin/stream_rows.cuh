@@ -46,55 +46,39 @@ static __device__ __forceinline__ const uint16_t *stream_chunk(const cu_act &x, 
 }
 
 /*
- * Row 0 of blocks [kb0, kb0 + n) to the warp's room, terms and sums of 64: first weights are not waited for, and
- * all that is read is under way before anything is written.
+ * Row 0 of blocks [kb0, kb0 + n) to the room of a part, terms and sums of 64, by the warps of all teams that share
+ * it: first weights are not waited for, and all that is read is under way before anything is written.
  */
-template <int FMT, int TERMS>
+template <int FMT, int TERMS, int TEAMS>
 static __device__ __forceinline__ void stream_take_row(uint8_t *to, float *sums, const cu_act &x,
-                                                       uint32_t kb0, uint32_t n)
+                                                       uint32_t kb0, uint32_t n, uint32_t team)
 {
-    const uint32_t lane = threadIdx.x & 31, chunks = n * TERMS * 4;
+    enum { LANES = 32 * TEAMS, AHEAD = 5 };
+    const uint32_t lane = (threadIdx.x & 31) + team * 32, chunks = n * TERMS * 4;
     float sum = 0;
 
     if (!is_dense(FMT) && lane < n / 2)
         sum = stream_sum(x, kb0 + 2 * lane, 0);
-    for (uint32_t c0 = 0; c0 < chunks; c0 += 32 * 5) {
-        uint4 v[5];
+    for (uint32_t c0 = lane; c0 < chunks; c0 += LANES * AHEAD) {
+        uint4 v[AHEAD];
 
 #pragma unroll
-        for (int j = 0; j < 5; j++)
-            if (c0 + j * 32 + lane < chunks)
-                v[j] = *reinterpret_cast<const uint4 *>(stream_chunk<TERMS>(x, kb0, c0 + j * 32 + lane));
+        for (int j = 0; j < AHEAD; j++)
+            if (c0 + j * LANES < chunks)
+                v[j] = *reinterpret_cast<const uint4 *>(stream_chunk<TERMS>(x, kb0, c0 + j * LANES));
 #pragma unroll
-        for (int j = 0; j < 5; j++)
-            if (c0 + j * 32 + lane < chunks)
-                *reinterpret_cast<uint4 *>(to + (size_t)(c0 + j * 32 + lane) * 16) = v[j];
+        for (int j = 0; j < AHEAD; j++)
+            if (c0 + j * LANES < chunks)
+                *reinterpret_cast<uint4 *>(to + (size_t)(c0 + j * LANES) * 16) = v[j];
     }
     if (!is_dense(FMT) && lane < n / 2)
         sums[lane] = sum;
-    for (uint32_t k = lane + 32; !is_dense(FMT) && k < n / 2; k += 32)
+    for (uint32_t k = lane + LANES; !is_dense(FMT) && k < n / 2; k += LANES)
         sums[k] = stream_sum(x, kb0 + 2 * k, 0);
-    __syncwarp();
-}
-
-/* The same by two teams together, in long rows: all is under way at once, weights that were started too. */
-template <int FMT, int TERMS>
-static __device__ __forceinline__ void stream_take_long_row(uint8_t *to, float *sums, const cu_act &x,
-                                                            uint32_t kb0, uint32_t n, uint32_t team,
-                                                            uint32_t lanes)
-{
-    const uint32_t lane = (threadIdx.x & 31) + team * 32;
-    const uint32_t at = (uint32_t)__cvta_generic_to_shared(to);
-
-    for (uint32_t c = lane; c < n * TERMS * 4; c += lanes)
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(at + c * 16),
-                     "l"(stream_chunk<TERMS>(x, kb0, c))
-                     : "memory");
-    asm volatile("cp.async.commit_group;" ::: "memory");
-    for (uint32_t k = lane; !is_dense(FMT) && k < n / 2; k += lanes)
-        sums[k] = stream_sum(x, kb0 + 2 * k, 0);
-    asm volatile("cp.async.wait_group 0;" ::: "memory");
-    __syncthreads();
+    if (TEAMS > 1)
+        __syncthreads();
+    else
+        __syncwarp();
 }
 
 /* Sums of 64 of all rows to the warp's room, [group][NT * 8]. */
