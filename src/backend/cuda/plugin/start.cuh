@@ -37,6 +37,16 @@ static inline uint32_t cu_most_shared(void)
     return (uint32_t)bytes;
 }
 
+static inline uint32_t cu_multiprocessors(void)
+{
+    int device = 0, n = 0;
+
+    if (cudaGetDevice(&device) != cudaSuccess ||
+        cudaDeviceGetAttribute(&n, cudaDevAttrMultiProcessorCount, device) != cudaSuccess)
+        return 0;
+    return (uint32_t)n;
+}
+
 template <class... P, class... A>
 static void cu_start(cudaStream_t s, void (*kernel)(P...), dim3 grid, dim3 block, size_t shared, A &&...args)
 {
