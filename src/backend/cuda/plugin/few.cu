@@ -1,8 +1,8 @@
 /*
- * The greatest logits of a row in two passes over it by one block. Each thread finds the greatest of its
- * share; of these the RANK-th in order is a value that at least so many logits reach, and hardly more:
- * everything from there on is taken, in any order, so the set is exact whatever the threads do. Numbers
- * compare as sampling does: -0 and +0 are one.
+ * The greatest logits of a row in two passes over it. Each of SHARES shares of a row has a greatest logit; of these the
+ * RANK-th in order is a value that at least so many logits reach, and hardly more: everything from there on is
+ * taken, in any order, so the set is exact whoever is first. Numbers compare as sampling does: -0 and +0 are
+ * one. A row is spread over blocks, as one multiprocessor would read a megabyte for tens of microseconds.
  *
  * SPDX-License-Identifier: MIT
  */
@@ -12,10 +12,12 @@
 #include "backend/cuda/plugin/start.cuh"
 
 enum {
-    THREADS = 1024,
-    RANK = 160, /* about 175 logits of 1024 shares reach it */
-    AHEAD = 8,  /* loads in flight */
-    FEW = 512   /* ESP_FEW; run.c compares */
+    THREADS = 256,
+    BLOCKS = CU_FEW_SHARES / THREADS, /* of a row */
+    RANK = 160,                       /* hardly more logits reach it */
+    AHEAD = 8,                        /* loads in flight */
+    FEW = 512,                        /* ESP_FEW; run.c compares */
+    BAD = 0xffffffff                  /* the greatest of a share with NaN or +inf: no number has these bits */
 };
 
 struct few_row { /* struct esp_few */
@@ -34,46 +36,72 @@ static __device__ __forceinline__ uint32_t ordered(float x)
 /* f(id, value) for the thread's share of a row. */
 template <class F> static __device__ __forceinline__ void each(const float *row, uint32_t n, F f)
 {
-    for (uint32_t at = threadIdx.x; at < n; at += THREADS * AHEAD) {
+    for (uint32_t at = blockIdx.x * THREADS + threadIdx.x; at < n; at += CU_FEW_SHARES * AHEAD) {
         float v[AHEAD];
 
 #pragma unroll
         for (uint32_t i = 0; i < AHEAD; i++)
-            v[i] = at + i * THREADS < n ? row[at + i * THREADS] : -INFINITY;
+            v[i] = at + i * CU_FEW_SHARES < n ? row[at + i * CU_FEW_SHARES] : -INFINITY;
 #pragma unroll
         for (uint32_t i = 0; i < AHEAD; i++)
-            if (at + i * THREADS < n)
-                f(at + i * THREADS, v[i]);
+            if (at + i * CU_FEW_SHARES < n)
+                f(at + i * CU_FEW_SHARES, v[i]);
     }
 }
 
-static __global__ void __launch_bounds__(THREADS) few_of_rows(const float *logits, uint32_t n, few_row *out)
+/* The greatest logit of each share, [row][CU_FEW_SHARES]. */
+static __global__ void __launch_bounds__(THREADS)
+    few_of_shares(const float *logits, uint32_t n, uint32_t *shares, few_row *out)
 {
     cu_let_next_start();
     cu_wait_for_inputs();
-    __shared__ uint32_t n_found;
-    const float *row = logits + (size_t)blockIdx.x * n;
-    few_row *few = out + blockIdx.x;
-    uint32_t most = 0, limit = 0;
+    uint32_t most = 0;
     bool bad = false;
 
-    if (threadIdx.x == 0)
-        n_found = 0;
-    each(row, n, [&](uint32_t, float x) {
+    each(logits + (size_t)blockIdx.y * n, n, [&](uint32_t, float x) {
         bad |= !(x < INFINITY);
         most = max(most, ordered(x));
     });
-    if (__syncthreads_or(bad)) {
-        if (threadIdx.x == 0)
-            few->n = 0;
-        return;
+    shares[(size_t)blockIdx.y * CU_FEW_SHARES + blockIdx.x * THREADS + threadIdx.x] = bad ? BAD : most;
+    if (blockIdx.x == 0 && threadIdx.x == 0)
+        out[blockIdx.y].n = 0;
+}
+
+/* All logits from the RANK-th greatest of the shares on; n counts those too that have no room. */
+static __global__ void __launch_bounds__(THREADS)
+    few_of_rows(const float *logits, uint32_t n, const uint32_t *shares, few_row *out)
+{
+    cu_let_next_start();
+    cu_wait_for_inputs();
+    __shared__ uint32_t reach[32];
+    few_row *few = out + blockIdx.y;
+    uint32_t most[BLOCKS], limit = 0;
+    bool bad = false;
+
+#pragma unroll
+    for (uint32_t i = 0; i < BLOCKS; i++) {
+        most[i] = shares[(size_t)blockIdx.y * CU_FEW_SHARES + i * THREADS + threadIdx.x];
+        bad |= most[i] == BAD;
     }
-    for (uint32_t bit = 0x80000000u; bit; bit >>= 1) /* the greatest limit that RANK threads reach */
-        if (__syncthreads_count(most >= (limit | bit)) >= RANK)
-            limit |= bit;
-    each(row, n, [&](uint32_t id, float x) {
+    if (threadIdx.x < 32)
+        reach[threadIdx.x] = 0;
+    if (__syncthreads_or(bad))
+        return;
+    for (int bit = 31; bit >= 0; bit--) { /* the greatest limit that RANK shares reach */
+        uint32_t here = 0;
+
+#pragma unroll
+        for (uint32_t i = 0; i < BLOCKS; i++)
+            here += most[i] >= (limit | 1u << bit);
+        here = __reduce_add_sync(0xffffffffu, here);
+        if (threadIdx.x % 32 == 0)
+            atomicAdd(&reach[bit], here);
+        __syncthreads();
+        limit |= reach[bit] >= RANK ? 1u << bit : 0;
+    }
+    each(logits + (size_t)blockIdx.y * n, n, [&](uint32_t id, float x) {
         if (ordered(x) >= limit) {
-            const uint32_t at = atomicAdd(&n_found, 1u);
+            const uint32_t at = atomicAdd(&few->n, 1u);
 
             if (at < FEW) {
                 few->id[at] = id;
@@ -81,12 +109,13 @@ static __global__ void __launch_bounds__(THREADS) few_of_rows(const float *logit
             }
         }
     });
-    __syncthreads();
-    if (threadIdx.x == 0)
-        few->n = n_found <= FEW ? n_found : 0;
 }
 
-void cu_few(cudaStream_t s, const float *logits, uint32_t n_vocab, uint32_t n_row, struct esp_few *few)
+void cu_few(cudaStream_t s, const float *logits, uint32_t n_vocab, uint32_t n_row, uint32_t *shares,
+            struct esp_few *few)
 {
-    cu_start(s, few_of_rows, dim3(n_row), THREADS, 0, logits, n_vocab, reinterpret_cast<few_row *>(few));
+    few_row *out = reinterpret_cast<few_row *>(few);
+
+    cu_start(s, few_of_shares, dim3(BLOCKS, n_row), THREADS, 0, logits, n_vocab, shares, out);
+    cu_start(s, few_of_rows, dim3(BLOCKS, n_row), THREADS, 0, logits, n_vocab, shares, out);
 }

@@ -15,8 +15,13 @@ struct esp_few;
 extern "C" {
 #endif
 
-/* logits [n_row][n_vocab] to few [n_row]. */
-void cu_few(cudaStream_t s, const float *logits, uint32_t n_vocab, uint32_t n_row, struct esp_few *few);
+enum { CU_FEW_SHARES = 4096 };
+/*
+ * logits [n_row][n_vocab] to few [n_row], whose n is more than ESP_FEW where they have no room; shares has room
+ * for n_row * CU_FEW_SHARES.
+ */
+void cu_few(cudaStream_t s, const float *logits, uint32_t n_vocab, uint32_t n_row, uint32_t *shares,
+            struct esp_few *few);
 
 #ifdef __cplusplus
 }

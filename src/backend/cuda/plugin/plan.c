@@ -6,6 +6,7 @@
  * SPDX-License-Identifier: MIT
  */
 #include "backend/cuda/plugin/cuda.h"
+#include "backend/cuda/plugin/few.h"
 #include "backend/cuda/plugin/stream.h"
 
 #include <stdio.h>
@@ -363,7 +364,8 @@ static esp_status lay_out(struct esp_plan *p, esp_error *err)
     p->kv_off = p->lora_off + p->lora_bytes;
     p->kv_bytes = pad(cuda_kv_bytes(&p->pools.layout));
     p->few_off = p->kv_off + p->kv_bytes;
-    p->few_bytes = pad(p->logit_rows * sizeof(struct esp_few));
+    p->few_bytes = pad(p->logit_rows * sizeof(struct esp_few)) +
+                   pad((size_t)p->logit_rows * CU_FEW_SHARES * sizeof(uint32_t));
     p->scratch_bytes = p->few_off + p->few_bytes;
     return ESP_OK;
 }

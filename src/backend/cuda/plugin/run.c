@@ -271,9 +271,10 @@ static esp_status fetch(struct esp_plan *p, uint32_t n, float *out, esp_error *e
 static esp_status bring_few(struct esp_plan *p, const struct esp_batch *b, esp_error *err)
 {
     struct esp_few *few = (void *)(p->scratch + p->few_off);
+    uint32_t *shares = (void *)(few + p->logit_rows);
 
     cu_few(p->dev->stream, (const float *)(const void *)(p->scratch + p->logits_off), p->tape->n_vocab,
-           b->n_out, few);
+           b->n_out, shares, few);
     CUDA_TRY(cudaGetLastError(), "finding the greatest logits");
     CUDA_TRY(
         cudaMemcpyAsync(p->host_few, few, b->n_out * sizeof *few, cudaMemcpyDeviceToHost, p->dev->stream),
@@ -337,6 +338,15 @@ esp_status cuda_run(struct esp_plan *p, const struct esp_batch *b, esp_error *er
     return bring_logits(p, b, err);
 }
 
+/* A row with more logits than there is room for is one with none. */
+static void hand_over_few(struct esp_plan *p)
+{
+    memcpy(p->batch->few, p->host_few, p->batch->n_out * sizeof *p->host_few);
+    for (uint32_t i = 0; i < p->batch->n_out; i++)
+        if (p->batch->few[i].n > ESP_FEW)
+            p->batch->few[i].n = 0;
+}
+
 esp_status cuda_wait(struct esp_dev *dev, esp_error *err)
 {
     struct cuda_dev *d = (struct cuda_dev *)dev;
@@ -348,7 +358,7 @@ esp_status cuda_wait(struct esp_dev *dev, esp_error *err)
     if (p && p->deliver)
         memcpy(p->batch->logits, p->host_logits, (size_t)p->batch->n_out * p->tape->n_vocab * sizeof(float));
     if (p && p->deliver_few)
-        memcpy(p->batch->few, p->host_few, p->batch->n_out * sizeof *p->host_few);
+        hand_over_few(p);
     return ESP_OK;
 }
 
