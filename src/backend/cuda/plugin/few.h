@@ -17,7 +17,7 @@ extern "C" {
 
 enum { CU_FEW_SHARES = 4096 };
 /*
- * logits [n_row][n_vocab] to few [n_row], whose n is more than ESP_FEW where they have no room; shares has room
+ * logits [n_row][n_vocab] to few [n_row]; their n is more than ESP_FEW where they have no room. shares: room
  * for n_row * CU_FEW_SHARES.
  */
 void cu_few(cudaStream_t s, const float *logits, uint32_t n_vocab, uint32_t n_row, uint32_t *shares,
