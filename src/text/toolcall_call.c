@@ -1,6 +1,7 @@
 /*
  * Tool calls inside a turn: tags, parameters and their values, the JSON form. A value ends at </parameter>
- * only when markup follows, since values may hold anything, tags included.
+ * only when markup follows, since values may hold anything, whole calls included; at the end of the turn also
+ * where closers alone stand.
  *
  * SPDX-License-Identifier: MIT
  */
@@ -157,13 +158,12 @@ static enum esp_turn_match match_next(const char *s, size_t n, const char *const
 static enum esp_turn_match value_end(const struct esp_turn *t, const char *s, size_t n, size_t *len)
 {
     static const char *const after_value[] = {"<parameter", "</function>", "</tool_call>", NULL};
-    static const char *const after_call[] = {"<tool_call>", NULL};
+    static const char *const nothing[] = {NULL};
     static const char *const after_function[] = {"</tool_call>", NULL};
     static const struct {
         const char *tag;
         const char *const *next;
-    } closers[] = {
-        {"</parameter>", after_value}, {"</function>", after_function}, {"</tool_call>", after_call}};
+    } closers[] = {{"</parameter>", after_value}, {"</function>", after_function}, {"</tool_call>", nothing}};
 
     for (size_t i = 0; i < 3; i++) {
         const size_t tag_len = strlen(closers[i].tag);
@@ -174,14 +174,13 @@ static enum esp_turn_match value_end(const struct esp_turn *t, const char *s, si
         if (m == ESP_TURN_NO)
             continue;
         m = match_next(s + tag_len, n - tag_len, closers[i].next, t->final);
-        if (i == 1 &&
-            m == ESP_TURN_YES) { /* </function></tool_call> counts where the turn or another call follows */
+        if (i == 1 && m == ESP_TURN_YES) { /* </function></tool_call> counts where nothing follows */
             const size_t skip = tag_len + esp_turn_spaces(s + tag_len, n - tag_len);
 
             if (skip < n) {
                 const size_t both = skip + strlen("</tool_call>");
 
-                m = match_next(s + both, n - both, after_call, t->final);
+                m = match_next(s + both, n - both, nothing, t->final);
             }
         }
         *len = i == 0 ? tag_len : 0;
