@@ -58,6 +58,20 @@ typedef struct esp_model_opts {
      * to 8.5 bits a weight. NULL or "off": as stored. ESP_EINVAL where no weight is coded.
      */
     const char *expand;
+    /*
+     * Threads of steps in which 16 or more tokens of one sequence run together; 0: as many as threads. Texts
+     * do not depend on it.
+     */
+    uint32_t threads_batch;
+    /* Folder whose tokenizer.json is used, and whose chat template where it has one; NULL: the model's.
+     * ESP_EINVAL when it has more ids than the model has rows. */
+    const char *tokenizer_dir;
+    bool no_mmap; /* read the weights into memory of this process instead of mapping their files */
+    /*
+     * Positions: "none", or "yarn:FACTOR" and "yarn:FACTOR:LENGTH" for FACTOR times the LENGTH that the model
+     * was trained with. NULL or "model": as config.json says. ESP_EINVAL for other words.
+     */
+    const char *rope_scaling;
 } esp_model_opts;
 
 typedef struct esp_model_info {
@@ -409,6 +423,9 @@ typedef struct esp_seq_opts {
     bool no_cache;        /* neither read nor fill the prefix cache */
     uint64_t cache_salt;  /* only sequences of equal salt share cached texts */
     bool no_spec;         /* no drafts for this sequence */
+    /* Log-probabilities after constraint, bias, penalties and temperature (none at 0) instead of the model's
+     * own; filters such as top_k and top_p leave them alone. */
+    bool processed_logprobs;
 } esp_seq_opts;
 
 ESP_API esp_status esp_seq_open(esp_seq **out, esp_engine *g, const esp_seq_opts *opts, esp_error *err);

@@ -45,25 +45,38 @@ static esp_finish failed(struct esp_engine *g, struct esp_seq *s, const esp_erro
     return ESP_FINISH_FAILED;
 }
 
-static esp_status report_logprobs(struct esp_engine *g, struct esp_seq *s, const float *logits,
-                                  struct pending_event *e, esp_error *err)
-{
+/* Log-probabilities at one position. */
+struct probs {
     struct esp_sample_logprob chosen, top[MAX_TOP];
-    struct esp_logprob_query q = {.id = (uint32_t)e->event.token, .n_top = s->opts.top_logprobs};
     uint32_t n;
+};
 
-    ESP_TRY(esp_sample_logprobs(logits, g->model->net->tape.n_vocab, q, &chosen, top, &n, err));
-    e->event.logprob = (float)chosen.logprob;
-    e->event.n_top = n;
-    for (uint32_t i = 0; i < n; i++)
-        e->top[i] = (esp_logprob){.token = (esp_token)top[i].id, .logprob = (float)top[i].logprob};
-    return ESP_OK;
+/* Of id, before it is part of the history. */
+static esp_status find_probs(const struct esp_engine *g, const struct esp_seq *s, const float *logits,
+                             uint32_t id, struct probs *p, esp_error *err)
+{
+    const struct esp_logprob_query q = {.id = id, .n_top = s->opts.top_logprobs};
+    enum esp_constraint_state state;
+    const uint64_t *allowed;
+
+    if (!s->opts.processed_logprobs)
+        return esp_sample_logprobs(logits, g->model->net->tape.n_vocab, q, &p->chosen, p->top, &p->n, err);
+    ESP_TRY(esp_seq_mask(s, &allowed, &state, err));
+    return esp_sampler_logprobs(s->sampler, logits, allowed, &q, &p->chosen, p->top, &p->n, err);
+}
+
+static void report_probs(struct pending_event *e, const struct probs *p)
+{
+    e->event.logprob = (float)p->chosen.logprob;
+    e->event.n_top = p->n;
+    for (uint32_t i = 0; i < p->n; i++)
+        e->top[i] = (esp_logprob){.token = (esp_token)p->top[i].id, .logprob = (float)p->top[i].logprob};
 }
 
 /* ---- tokens ---- */
 
-/* Append id to s and report it; logits as its log-probability is wanted, else NULL. */
-static esp_finish take(struct esp_engine *g, struct esp_seq *s, uint32_t id, const float *logits)
+/* Append id to s and report it; p: its log-probability where that is wanted, else NULL. */
+static esp_finish take(struct esp_engine *g, struct esp_seq *s, uint32_t id, const struct probs *p)
 {
     esp_finish f = ESP_FINISH_NONE;
     enum esp_constraint_state state;
@@ -83,10 +96,8 @@ static esp_finish take(struct esp_engine *g, struct esp_seq *s, uint32_t id, con
     if (state == ESP_CONSTRAINT_ENDED)
         f = ESP_FINISH_END;
     e = esp_engine_push_event(g, s, (esp_token)id, f);
-    if (logits && report_logprobs(g, s, logits, e, &err) != ESP_OK) {
-        g->n_event--;
-        return failed(g, s, &err);
-    }
+    if (p)
+        report_probs(e, p);
     return f;
 }
 
@@ -170,6 +181,7 @@ static esp_status choose(struct esp_engine *g, struct esp_seq *s, uint32_t row, 
 static esp_finish sample(struct esp_engine *g, struct esp_seq *s, uint32_t row)
 {
     const float *logits = NULL;
+    struct probs probs;
     esp_error err;
     uint32_t id;
     bool end;
@@ -182,9 +194,13 @@ static esp_finish sample(struct esp_engine *g, struct esp_seq *s, uint32_t row)
         return esp_engine_push_event(g, s, -1, ESP_FINISH_END)->event.finish;
     if (s->n_token == g->opts.context) /* no place for it, so its text would not be part of the sequence */
         return esp_engine_push_event(g, s, -1, ESP_FINISH_LENGTH)->event.finish;
-    if (s->opts.logprobs && !logits && whole_row(g, row, &logits, &err) != ESP_OK)
+    if (!s->opts.logprobs)
+        return take(g, s, id, NULL);
+    if (!logits && whole_row(g, row, &logits, &err) != ESP_OK)
         return failed(g, s, &err); /* the constraint decided, the logits are wanted all the same */
-    return take(g, s, id, s->opts.logprobs ? logits : NULL);
+    if (find_probs(g, s, logits, id, &probs, &err) != ESP_OK)
+        return failed(g, s, &err);
+    return take(g, s, id, &probs);
 }
 
 /* Sample the positions of s one by one while drafts are right; *n_keep tokens of the pass stay. */

@@ -305,3 +305,17 @@ esp_status esp_sampler_process(const struct esp_sampler *s, const float *logits,
     memcpy(out, s->work->logit, s->work->n_vocab * sizeof *out);
     return ESP_OK;
 }
+
+esp_status esp_sampler_logprobs(const struct esp_sampler *s, const float *logits, const uint64_t *allowed,
+                                const struct esp_logprob_query *q, struct esp_sample_logprob *chosen,
+                                struct esp_sample_logprob *top, uint32_t *n, esp_error *err)
+{
+    struct esp_sample_work *w = s->work;
+    float max = 0;
+
+    ESP_TRY(process(s, logits, allowed, &max, err));
+    if (s->p.temperature > 0) /* from the greatest down, so that nothing overflows */
+        for (uint32_t i = 0; i < w->n_vocab; i++)
+            w->logit[i] = esp_sample_saturate(((double)w->logit[i] - (double)max) / s->p.temperature);
+    return esp_sample_logprobs(w->logit, w->n_vocab, *q, chosen, top, n, err);
+}

@@ -155,6 +155,17 @@ bool esp_sampler_draw_few(const struct esp_sampler *s, const struct esp_sample_f
 /* Whether the parameters allow that at all. */
 bool esp_sampler_needs_few(const struct esp_sampler *s);
 
+/*
+ * Log-probabilities of the row as it is drawn from: after mask, bias, penalties and the temperature (that
+ * of 0 leaves the row as it is), before the filters. The history must not have the token yet. Results as
+ * of esp_sample_logprobs(); errors as for draw too. Uses the scratch memory.
+ */
+struct esp_logprob_query;
+struct esp_sample_logprob;
+esp_status esp_sampler_logprobs(const struct esp_sampler *s, const float *logits, const uint64_t *allowed,
+                                const struct esp_logprob_query *q, struct esp_sample_logprob *chosen,
+                                struct esp_sample_logprob *top, uint32_t *n, esp_error *err);
+
 /* The logits as the temperature step would see them, banned ids -inf, into out [n_vocab]. Errors as for draw.
  */
 esp_status esp_sampler_process(const struct esp_sampler *s, const float *logits, const uint64_t *allowed,
