@@ -112,6 +112,9 @@ struct esp_dev {
 
 /* The CPU at a level with n_thread threads. */
 esp_status esp_cpu_open(struct esp_dev **out, enum esp_cpu_level level, uint32_t n_thread, esp_error *err);
+/* The same with n_batch threads for steps in which 16 or more tokens of one sequence run together. */
+esp_status esp_cpu_open_batch(struct esp_dev **out, enum esp_cpu_level level, uint32_t n_thread,
+                              uint32_t n_batch, esp_error *err);
 /*
  * CUDA device number `index` through espalier_cuda.so, which is looked for in $ESPALIER_CUDA_LIBRARY, beside
  * this library or program, in ../lib/espalier, and on the loader's path. ESP_EDEVICE says what is missing:

@@ -10,6 +10,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <stdbool.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -85,6 +86,52 @@ esp_status esp_map_memory(struct esp_map *out, size_t size, uint8_t **data, esp_
     return ESP_OK;
 }
 
+/* All of fd, size bytes; false when there are fewer. */
+static bool read_whole(int fd, uint8_t *to, size_t size)
+{
+    size_t got = 0;
+
+    while (got < size) {
+        const ssize_t n = read(fd, to + got, size - got);
+
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n <= 0)
+            break;
+        got += (size_t)n;
+    }
+    return got == size;
+}
+
+esp_status esp_map_read(struct esp_map *out, const char *path, esp_error *err)
+{
+    struct esp_map m = {0};
+    uint8_t *data = NULL;
+    size_t size;
+    int fd;
+    esp_status s;
+
+    ESP_TRY(open_regular(&fd, &size, path, err));
+    if (size == 0) {
+        close(fd);
+        return esp_map_open(out, path, err);
+    }
+    s = esp_map_memory(&m, size, &data, err);
+    if (s == ESP_OK) {
+        m.name = esp_strndup(path, strlen(path));
+        if (!m.name)
+            s = esp_fail(err, ESP_ENOMEM, "%s: out of memory", path);
+        else if (!read_whole(fd, data, size) || mprotect(data, m.size, PROT_READ) != 0)
+            s = esp_fail(err, ESP_EIO, "%s: cannot read %zu bytes: %s", path, size, strerror(errno));
+    }
+    close(fd);
+    if (s == ESP_OK)
+        *out = m;
+    else
+        esp_map_close(&m);
+    return s;
+}
+
 void esp_map_close(struct esp_map *m)
 {
     if (m->data)
@@ -105,7 +152,8 @@ void esp_map_drop(const uint8_t *data, size_t bytes)
 
 esp_status esp_read_file(char **out, size_t *len, const char *path, size_t max, esp_error *err)
 {
-    size_t size, got = 0;
+    size_t size;
+    bool whole;
     char *buf;
     int fd;
 
@@ -119,19 +167,11 @@ esp_status esp_read_file(char **out, size_t *len, const char *path, size_t max, 
         close(fd);
         return esp_fail(err, ESP_ENOMEM, "%s: no memory for %zu bytes", path, size);
     }
-    while (got < size) {
-        ssize_t n = read(fd, buf + got, size - got);
-
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n <= 0)
-            break;
-        got += (size_t)n;
-    }
+    whole = read_whole(fd, (uint8_t *)buf, size);
     close(fd);
-    if (got != size) {
+    if (!whole) {
         esp_free(buf);
-        return esp_fail(err, ESP_EIO, "%s: read %zu of %zu bytes", path, got, size);
+        return esp_fail(err, ESP_EIO, "%s: fewer than %zu bytes could be read", path, size);
     }
     *out = buf;
     *len = size;

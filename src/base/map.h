@@ -20,6 +20,8 @@ struct esp_map {
 
 /* Map path read-only. Errors: ESP_ENOTFOUND, ESP_EIO, ESP_EFORMAT (not a regular file), ESP_ENOMEM. */
 esp_status esp_map_open(struct esp_map *out, const char *path, esp_error *err);
+/* The same bytes in memory of this process, read now. Errors as above. */
+esp_status esp_map_read(struct esp_map *out, const char *path, esp_error *err);
 void esp_map_close(struct esp_map *m); /* a zeroed or closed map is fine */
 /*
  * Bytes of a mapped file that are not needed soon: they leave this process' memory, and come back when

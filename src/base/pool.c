@@ -22,7 +22,7 @@ enum {
 }; /* about 40 us of pause instructions: longer than any gap between ops of one step */
 
 struct gate { /* an epoch that threads wait on */
-    _Atomic uint32_t epoch;
+    _Atomic uint64_t epoch;
     _Atomic uint32_t n_parked;
     pthread_mutex_t lock;
     pthread_cond_t cond;
@@ -34,8 +34,12 @@ struct worker {
     uint32_t tid;
 };
 
+/* The start gate's epoch: a count of regions, and below it the threads that the region has. */
+enum { REGION_BITS = 16, REGION_THREADS = (1 << REGION_BITS) - 1 };
+
 struct esp_pool {
     uint32_t n_thread;
+    uint32_t n_active; /* threads of the region that runs */
     uint32_t spin;
     struct gate start;
     struct gate meet;
@@ -71,7 +75,7 @@ static void gate_free(struct gate *g)
 
 /* Wait until the epoch is no longer seen. Sequentially consistent on both sides: parked++ then epoch? against
    epoch++ then parked?; one of the two sees the other. */
-static void gate_wait(struct gate *g, uint32_t seen, uint32_t spin)
+static void gate_wait(struct gate *g, uint64_t seen, uint32_t spin)
 {
     for (uint32_t i = 0; i < spin; i++) {
         if (atomic_load_explicit(&g->epoch, memory_order_acquire) != seen)
@@ -86,9 +90,10 @@ static void gate_wait(struct gate *g, uint32_t seen, uint32_t spin)
     pthread_mutex_unlock(&g->lock);
 }
 
-static void gate_open(struct gate *g)
+/* One thread at a time opens a gate. */
+static void gate_open(struct gate *g, uint64_t epoch)
 {
-    atomic_fetch_add(&g->epoch, 1);
+    atomic_store(&g->epoch, epoch);
     if (atomic_load(&g->n_parked) == 0)
         return;
     pthread_mutex_lock(&g->lock);
@@ -98,13 +103,14 @@ static void gate_open(struct gate *g)
 
 void esp_pool_barrier(struct esp_pool *p)
 {
-    uint32_t seen = atomic_load_explicit(&p->meet.epoch, memory_order_relaxed);
+    const uint64_t seen = atomic_load_explicit(&p->meet.epoch, memory_order_relaxed);
+    const uint32_t n = p->n_active; /* read before arriving: afterwards the next region may begin */
 
-    if (p->n_thread == 1)
+    if (n == 1)
         return;
-    if (atomic_fetch_add(&p->n_arrived, 1) + 1 == p->n_thread) {
+    if (atomic_fetch_add(&p->n_arrived, 1) + 1 == n) {
         atomic_store_explicit(&p->n_arrived, 0, memory_order_relaxed);
-        gate_open(&p->meet);
+        gate_open(&p->meet, seen + 1);
         return;
     }
     gate_wait(&p->meet, seen, p->spin);
@@ -114,26 +120,50 @@ static void *worker_main(void *arg)
 {
     const struct worker *w = arg;
     struct esp_pool *p = w->pool;
-    uint32_t seen = 0;
+    uint64_t seen = 0;
 
+    /* A region of which this thread is part cannot end without it, so what was seen is that region; others
+     * may come and go unseen. */
     for (;;) {
+        uint32_t n;
+
         gate_wait(&p->start, seen, p->spin);
-        seen++;
+        seen = atomic_load(&p->start.epoch);
+        n = (uint32_t)(seen & REGION_THREADS);
         if (atomic_load(&p->stop))
             return NULL;
-        p->fn(p->arg, w->tid, p->n_thread);
+        if (w->tid >= n)
+            continue;
+        p->fn(p->arg, w->tid, n);
         esp_pool_barrier(p);
     }
 }
 
-void esp_pool_run(struct esp_pool *p, esp_pool_fn fn, void *arg)
+/* The next region, of n threads. */
+static void open_region(struct esp_pool *p, uint32_t n)
 {
+    const uint64_t last = atomic_load_explicit(&p->start.epoch, memory_order_relaxed);
+
+    p->n_active = n;
+    gate_open(&p->start, ((last >> REGION_BITS) + 1) << REGION_BITS | n);
+}
+
+void esp_pool_run_on(struct esp_pool *p, uint32_t n, esp_pool_fn fn, void *arg)
+{
+    n = n < p->n_thread ? n : p->n_thread;
     p->fn = fn;
     p->arg = arg;
-    if (p->n_thread > 1)
-        gate_open(&p->start);
-    fn(arg, 0, p->n_thread);
+    if (n > 1)
+        open_region(p, n);
+    else
+        p->n_active = 1;
+    fn(arg, 0, n);
     esp_pool_barrier(p);
+}
+
+void esp_pool_run(struct esp_pool *p, esp_pool_fn fn, void *arg)
+{
+    esp_pool_run_on(p, p->n_thread, fn, arg);
 }
 
 uint32_t esp_pool_size(const struct esp_pool *p)
@@ -144,7 +174,7 @@ uint32_t esp_pool_size(const struct esp_pool *p)
 static void stop_workers(struct esp_pool *p, uint32_t n_started)
 {
     atomic_store(&p->stop, 1);
-    gate_open(&p->start);
+    open_region(p, p->n_thread);
     for (uint32_t i = 0; i < n_started; i++)
         pthread_join(p->workers[i].thread, NULL);
     gate_free(&p->start);

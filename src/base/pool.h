@@ -27,6 +27,8 @@ uint32_t esp_pool_size(const struct esp_pool *p);
 
 /* Run fn on all threads and return when every one has finished. Not reentrant; one caller at a time. */
 void esp_pool_run(struct esp_pool *p, esp_pool_fn fn, void *arg);
+/* The same on the first n of them, n >= 1; the others go on waiting. */
+void esp_pool_run_on(struct esp_pool *p, uint32_t n, esp_pool_fn fn, void *arg);
 /* Inside a region: wait until all its threads are here. Everything written before is visible after. */
 void esp_pool_barrier(struct esp_pool *p);
 

@@ -61,17 +61,21 @@ void esp_cache_identify(const struct esp_engine *g, struct esp_cache_identity *o
     const struct esp_net *net = g->model->net;
     const esp_engine_opts *o = &g->opts;
     const struct esp_layout *l = &g->pools->mem.layout;
-    char kv[ESP_KV_NAME], start[32] = "", state[32] = ""; /* said when they are not the usual ones */
+    const struct esp_config_rope *r = &net->config.rope;
+    char kv[ESP_KV_NAME], start[32] = "", state[32] = "",
+                          rope[48] = ""; /* said when they are not the usual ones */
 
     esp_kv_describe(l, kv);
     if (l->kv_start)
         snprintf(start, sizeof start, " from %u", l->kv_start);
     if (l->state != ESP_RECURRENT_F32)
         snprintf(state, sizeof state, ", state %s", esp_recurrent_name(l->state));
+    if (r->type == ESP_ROPE_YARN)
+        snprintf(rope, sizeof rope, ", yarn %.9g of %u", r->factor, r->original_max);
     snprintf(out->about, sizeof out->about,
-             "%s, weights %016" PRIx64 ", kv %s%s%s, act %s, %s%s, espalier %s",
-             esp_arch_name(net->config.arch), fingerprint(net), kv, start, state, o->act ? o->act : "auto",
-             g->dev->name, o->spec == ESP_SPEC_MTP ? ", mtp" : "", esp_version());
+             "%s, weights %016" PRIx64 ", kv %s%s%s%s, act %s, %s%s, espalier %s",
+             esp_arch_name(net->config.arch), fingerprint(net), kv, start, state, rope,
+             o->act ? o->act : "auto", g->dev->name, o->spec == ESP_SPEC_MTP ? ", mtp" : "", esp_version());
     out->ns = esp_hash(out->about, strlen(out->about), 0);
 }
 

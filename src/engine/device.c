@@ -42,7 +42,8 @@ esp_status esp_engine_device(struct esp_dev **out, const struct esp_model *m, co
     bool cuda;
 
     ESP_TRY(parse(o->device, &cuda, &index, err));
-    return cuda ? esp_cuda_open(out, index, err) : esp_cpu_open(out, m->level, m->n_thread, err);
+    return cuda ? esp_cuda_open(out, index, err)
+                : esp_cpu_open_batch(out, m->level, m->n_thread, m->n_batch, err);
 }
 
 static esp_status check_cuda(const struct esp_model *m, const esp_engine_opts *o, esp_error *err)

@@ -22,10 +22,11 @@ static esp_status choose_cpu(struct esp_model *m, const esp_model_opts *o, esp_e
     m->level = esp_cpu_best();
     if (name && *name)
         ESP_TRY(esp_cpu_level_parse(&m->level, name, err));
-    if (o->threads > ESP_LIMIT_THREADS)
-        return esp_fail(err, ESP_EINVAL, "%u threads, at most %u are possible", o->threads,
-                        ESP_LIMIT_THREADS);
+    if (o->threads > ESP_LIMIT_THREADS || o->threads_batch > ESP_LIMIT_THREADS)
+        return esp_fail(err, ESP_EINVAL, "%u threads, at most %u are possible",
+                        o->threads > ESP_LIMIT_THREADS ? o->threads : o->threads_batch, ESP_LIMIT_THREADS);
     m->n_thread = o->threads ? o->threads : esp_core_count();
+    m->n_batch = o->threads_batch ? o->threads_batch : m->n_thread;
     return ESP_OK;
 }
 
@@ -55,12 +56,16 @@ static void find_ends(struct esp_model *m)
 }
 
 /* Rows of the head that no token names are never sampled. */
-static esp_status find_allowed(struct esp_model *m, esp_error *err)
+static esp_status find_allowed(struct esp_model *m, const esp_model_opts *o, esp_error *err)
 {
     uint32_t n_vocab = m->net->tape.n_vocab, n_undefined = 0;
 
     if (!m->tok)
         return ESP_OK;
+    if (o->tokenizer_dir && esp_tokenizer_n_ids(m->tok) > n_vocab)
+        return esp_fail(err, ESP_EINVAL,
+                        "%s: the tokenizer has ids up to %u, the model has %u rows: it is another model's",
+                        o->tokenizer_dir, esp_tokenizer_n_ids(m->tok) - 1, n_vocab);
     m->allowed = esp_alloc_array((n_vocab + 63) / 64, sizeof *m->allowed);
     if (!m->allowed)
         return esp_fail(err, ESP_ENOMEM, "vocabulary of %u: out of memory", n_vocab);
@@ -87,18 +92,30 @@ static esp_status report(const esp_model_opts *o, const char *what, double fract
     return ESP_OK;
 }
 
+/* The template of another tokenizer's folder where that has one, else the model's. */
+static esp_status load_template(struct esp_model *m, const char *path, const esp_model_opts *o)
+{
+    esp_status s = ESP_ENOTFOUND;
+
+    if (o->tokenizer_dir && !o->chat_template_file)
+        s = esp_template_load(&m->tpl, o->tokenizer_dir, NULL, &m->tpl_error);
+    return s == ESP_ENOTFOUND ? esp_template_load(&m->tpl, path, o->chat_template_file, &m->tpl_error) : s;
+}
+
 /* The tokenizer and the template; both may be missing, neither may be broken. */
 static esp_status load_text(struct esp_model *m, const char *path, const esp_model_opts *o, esp_error *err)
 {
-    esp_status s = esp_tokenizer_open(&m->tok, path, err);
+    esp_status s = esp_tokenizer_open(&m->tok, o->tokenizer_dir ? o->tokenizer_dir : path, err);
 
+    if (s == ESP_ENOTFOUND && o->tokenizer_dir)
+        return s;
     if (s == ESP_ENOTFOUND) {
         esp_log(ESP_LOG_WARNING, "%s: no tokenizer.json; only token ids can be used", path);
         m->tok = NULL;
     } else if (s != ESP_OK) {
         return s;
     }
-    s = esp_template_load(&m->tpl, path, o->chat_template_file, &m->tpl_error);
+    s = load_template(m, path, o);
     if (s == ESP_OK)
         return ESP_OK;
     memset(&m->tpl, 0, sizeof m->tpl);
@@ -140,7 +157,8 @@ static esp_status end_expand(const struct esp_model *m, esp_error *err)
 static esp_status load_folder(struct esp_model *m, const char *path, const esp_model_opts *o, esp_error *err)
 {
     ESP_TRY(report(o, "reading headers", 0.0, err));
-    ESP_TRY(esp_checkpoint_open(&m->ck, path, err));
+    ESP_TRY(o->no_mmap ? esp_checkpoint_read(&m->ck, path, err) : esp_checkpoint_open(&m->ck, path, err));
+    ESP_TRY(esp_config_scale_rope(&m->ck->config, o->rope_scaling, err));
     ESP_TRY(esp_source_checkpoint(&m->src, m->ck, err));
     ESP_TRY(begin_expand(m, o, err));
     ESP_TRY(report(o, m->expand ? "expanding weights" : "binding weights", 0.2, err));
@@ -151,7 +169,7 @@ static esp_status load_folder(struct esp_model *m, const char *path, const esp_m
     ESP_TRY(report(o, "reading the tokenizer", 0.5, err));
     ESP_TRY(load_text(m, path, o, err));
     find_ends(m);
-    ESP_TRY(find_allowed(m, err));
+    ESP_TRY(find_allowed(m, o, err));
     return report(o, "ready", 1.0, err);
 }
 
@@ -203,6 +221,8 @@ static esp_status load_random(struct esp_model *m, const char *shape, const char
     if (!c)
         return esp_fail(err, ESP_ENOMEM, "model: out of memory");
     s = esp_shape_config(c, shape, err);
+    if (s == ESP_OK)
+        s = esp_config_scale_rope(c, o->rope_scaling, err);
     if (s == ESP_OK)
         s = esp_format_by_name(&f, format ? format : "bf16", err);
     if (s == ESP_OK)

@@ -22,8 +22,8 @@ struct esp_model {
     struct esp_template_set tpl; /* main NULL: none; tpl_error says why */
     esp_error tpl_error;
     enum esp_cpu_level level;
-    uint32_t n_thread;
-    uint32_t end[ESP_MAX_END]; /* ids that end a turn */
+    uint32_t n_thread, n_batch; /* n_batch: of steps with many tokens of one text */
+    uint32_t end[ESP_MAX_END];  /* ids that end a turn */
     uint32_t n_end;
     bool shape_only;   /* no weights, or no expanded ones: plans only */
     bool expand;       /* src expands coded weights */

@@ -74,8 +74,13 @@ static void tell_reader(struct esp_service *v)
 struct esp_service_event esp_service_event_of(const struct esp_service_job *j, uint32_t choice,
                                               enum esp_service_what what)
 {
-    return (struct esp_service_event){
-        .id = j->id, .user = j->r.user, .choice = choice, .what = what, .token = -1};
+    return (struct esp_service_event){.id = j->id,
+                                      .user = j->r.user,
+                                      .choice = choice,
+                                      .what = what,
+                                      .token = -1,
+                                      .at = esp_engine_now(),
+                                      .submitted = j->at};
 }
 
 /* Close choice c and say so. */
@@ -174,6 +179,11 @@ static void step(struct esp_service *v)
     esp_error err;
     size_t n = 0;
 
+    esp_engine_admit(v->g); /* who comes in now is told so before the step that it may take long to run */
+    for (struct esp_service_job *j = v->jobs; j; j = j->next)
+        if (j->told_at <= 0)
+            esp_service_tell_progress(v, j);
+    tell_reader(v);
     if (esp_engine_step(v->g, events, STEP_EVENTS, &n, &err) != ESP_OK) {
         for (struct esp_service_job *j = v->jobs; j; j = j->next)
             if (j->opened)

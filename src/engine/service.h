@@ -50,7 +50,7 @@ struct esp_service_request {
      * prompt runs whole then, a few tokens between two steps of the others. */
     bool score;
     uint64_t owner;       /* whose request it is, for rows_per_owner; 0: nobody's, without that bound */
-    uint32_t progress_ms; /* tell when the prompt begins to run, and then at most so often; 0: never */
+    uint32_t progress_ms; /* tell before the prompt begins to run, and then at most so often; 0: never */
     void *user;           /* comes back with every event */
 };
 enum { ESP_SERVICE_MAX_CHOICES = 16 };
@@ -90,7 +90,11 @@ struct esp_service_event {
      * usable or not; whether a file had them; the namespace of the text. */
     uint64_t processed, matched, ns;
     bool from_file;
-    esp_usage usage; /* with last; cached_tokens of the prompt count in choice 0 */
+    esp_usage
+        usage; /* with last; cached_tokens of the prompt count in choice 0; with ESP_SERVICE_PROGRESS its
+                        queue_ms and cached_tokens */
+    /* Seconds of the steady clock: when it happened, and when its request was submitted. */
+    double at, submitted;
 };
 
 /* One reader. Takes up to cap events, at once; 0 when there are none. */

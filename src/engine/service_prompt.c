@@ -23,6 +23,7 @@ void esp_service_tell_progress(struct esp_service *v, struct esp_service_job *j)
     e = esp_service_event_of(j, 0, ESP_SERVICE_PROGRESS);
     e.usage.prompt_tokens = j->r.n;
     e.usage.cached_tokens = s->usage.cached_tokens;
+    e.usage.queue_ms = s->active_at > s->armed_at ? 1000 * (s->active_at - s->armed_at) : 0;
     e.processed = esp_state_length(s->state) < j->r.n ? esp_state_length(s->state) : j->r.n;
     e.matched = s->cache_match;
     e.from_file = s->cache_file;

@@ -86,7 +86,7 @@ static esp_status open_member(struct esp_st_file **out, const struct esp_checkpo
 
     if (!path)
         return no_memory(c, err);
-    s = esp_st_open(out, path, err);
+    s = c->in_memory ? esp_st_read(out, path, err) : esp_st_open(out, path, err);
     esp_free(path);
     return s;
 }
@@ -359,8 +359,9 @@ static esp_status open_all(struct esp_checkpoint *c, bool with_config, esp_error
     return ESP_OK;
 }
 
-static esp_status open_checkpoint(struct esp_checkpoint **out, const char *dir, bool with_config,
-                                  esp_error *err)
+enum { WITH_CONFIG = 1, IN_MEMORY = 2 };
+
+static esp_status open_checkpoint(struct esp_checkpoint **out, const char *dir, unsigned how, esp_error *err)
 {
     struct esp_checkpoint *c;
     esp_status s;
@@ -373,7 +374,8 @@ static esp_status open_checkpoint(struct esp_checkpoint **out, const char *dir, 
         esp_free(c);
         return esp_fail(err, ESP_ENOMEM, "%s: out of memory", dir);
     }
-    s = open_all(c, with_config, err);
+    c->in_memory = how & IN_MEMORY;
+    s = open_all(c, how & WITH_CONFIG, err);
     if (s != ESP_OK) {
         esp_checkpoint_close(c);
         return s;
@@ -384,12 +386,17 @@ static esp_status open_checkpoint(struct esp_checkpoint **out, const char *dir, 
 
 esp_status esp_checkpoint_open(struct esp_checkpoint **out, const char *dir, esp_error *err)
 {
-    return open_checkpoint(out, dir, true, err);
+    return open_checkpoint(out, dir, WITH_CONFIG, err);
+}
+
+esp_status esp_checkpoint_read(struct esp_checkpoint **out, const char *dir, esp_error *err)
+{
+    return open_checkpoint(out, dir, WITH_CONFIG | IN_MEMORY, err);
 }
 
 esp_status esp_checkpoint_open_tensors(struct esp_checkpoint **out, const char *dir, esp_error *err)
 {
-    return open_checkpoint(out, dir, false, err);
+    return open_checkpoint(out, dir, 0, err);
 }
 
 void esp_checkpoint_close(struct esp_checkpoint *c)

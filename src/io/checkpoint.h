@@ -8,6 +8,7 @@
 #ifndef ESP_IO_CHECKPOINT_H
 #define ESP_IO_CHECKPOINT_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -25,7 +26,8 @@ struct esp_tensor_set {
 };
 
 struct esp_checkpoint {
-    char *dir; /* as given to open */
+    char *dir;      /* as given to open */
+    bool in_memory; /* not mapped */
     struct esp_config config;
     struct esp_tensor_set main; /* model.safetensors, or the shards of model.safetensors.index.json */
     struct esp_tensor_set side; /* mtp*.safetensors beside them that the index does not list; often empty */
@@ -46,6 +48,8 @@ struct esp_checkpoint {
  * expected; ESP_EFORMAT, ESP_EUNSUPPORTED, ESP_EIO, ESP_ENOMEM from the readers.
  */
 esp_status esp_checkpoint_open(struct esp_checkpoint **out, const char *dir, esp_error *err);
+/* The same with the files read into memory instead of mapped; what is dropped there cannot be read again. */
+esp_status esp_checkpoint_read(struct esp_checkpoint **out, const char *dir, esp_error *err);
 /* Only tensors: a folder without (or with an unrelated) config.json, such as a drafter's. config stays
  * zeroed. */
 esp_status esp_checkpoint_open_tensors(struct esp_checkpoint **out, const char *dir, esp_error *err);

@@ -132,6 +132,11 @@ esp_status esp_config_load(struct esp_config *out, const char *dir, struct esp_w
 esp_status esp_config_read(struct esp_config *out, const json_t *config, const json_t *generation,
                            const char *name, struct esp_warnings *w, esp_error *err);
 void esp_config_free(struct esp_config *c); /* a zeroed one is fine */
+/*
+ * Positions scaled otherwise than the file says: "none", "yarn:FACTOR" or "yarn:FACTOR:LENGTH"; max_position
+ * becomes what that is good for. NULL and "model" change nothing; ESP_EINVAL for other words.
+ */
+esp_status esp_config_scale_rope(struct esp_config *c, const char *how, esp_error *err);
 
 /* "qwen3_5", "qwen3_5_moe" */
 const char *esp_arch_name(enum esp_arch a);

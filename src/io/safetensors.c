@@ -438,21 +438,35 @@ esp_status esp_st_open_memory(struct esp_st_file **out, const void *data, size_t
     return ESP_OK;
 }
 
-esp_status esp_st_open(struct esp_st_file **out, const char *path, esp_error *err)
+/* map is taken over, also on failure. */
+static esp_status open_map(struct esp_st_file **out, struct esp_map *map, const char *path, esp_error *err)
 {
     struct esp_st_file *f;
-    struct esp_map map;
-    esp_status s;
+    const esp_status s = esp_st_open_memory(&f, map->data, map->size, path, err);
 
-    ESP_TRY(esp_map_open(&map, path, err));
-    s = esp_st_open_memory(&f, map.data, map.size, path, err);
     if (s != ESP_OK) {
-        esp_map_close(&map);
+        esp_map_close(map);
         return s;
     }
-    f->map = map;
+    f->map = *map;
     *out = f;
     return ESP_OK;
+}
+
+esp_status esp_st_open(struct esp_st_file **out, const char *path, esp_error *err)
+{
+    struct esp_map map;
+
+    ESP_TRY(esp_map_open(&map, path, err));
+    return open_map(out, &map, path, err);
+}
+
+esp_status esp_st_read(struct esp_st_file **out, const char *path, esp_error *err)
+{
+    struct esp_map map;
+
+    ESP_TRY(esp_map_read(&map, path, err));
+    return open_map(out, &map, path, err);
 }
 
 void esp_st_close(struct esp_st_file *f)

@@ -41,6 +41,8 @@ struct esp_st_tensor {
  * see esp_st_check().
  */
 esp_status esp_st_open(struct esp_st_file **out, const char *path, esp_error *err);
+/* The same with the file read into memory instead of mapped. */
+esp_status esp_st_read(struct esp_st_file **out, const char *path, esp_error *err);
 /* The same over memory that the caller keeps alive and unchanged; name stands in messages. */
 esp_status esp_st_open_memory(struct esp_st_file **out, const void *data, size_t size, const char *name,
                               esp_error *err);

@@ -193,7 +193,10 @@ static esp_status vector(void *ctx, enum esp_part part, const char *name, uint32
 
 static void release(void *ctx, const struct esp_weight *w)
 {
-    (void)ctx;
+    const struct ctx *c = ctx;
+
+    if (c->ck->in_memory) /* there is no file behind it */
+        return;
     esp_map_drop(w->codes,
                  (size_t)(esp_is_trellis(w->format) ? esp_trellis_rows(w) : w->n_out) * w->row_bytes);
 }

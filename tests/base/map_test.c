@@ -26,6 +26,27 @@ static void test_map(void **state)
     esp_map_close(&m);
 }
 
+static void test_read(void **state)
+{
+    const char *path = test_write(test_tmpdir(), "r", "hello\0world", 11),
+               *empty = test_write(test_tmpdir(), "e", "", 0);
+    struct esp_map m = {.size = 77};
+    esp_error e;
+
+    (void)state;
+    test_refused(esp_map_read(&m, "/no/such/file", &e), ESP_ENOTFOUND, &e, "/no/such/file");
+    test_refused(esp_map_read(&m, "/tmp", &e), ESP_EFORMAT, &e, "not a regular file");
+    assert_int_equal(m.size, 77);
+    test_ok(esp_map_read(&m, path, &e), &e);
+    assert_int_equal(truncate(path, 0), 0); /* nothing is read from the file again */
+    assert_int_equal(m.size, 11);
+    assert_memory_equal(m.data, "hello\0world", 11);
+    esp_map_close(&m);
+    test_ok(esp_map_read(&m, empty, &e), &e);
+    assert_int_equal(m.size, 0);
+    esp_map_close(&m);
+}
+
 static void test_empty(void **state)
 {
     const char *path = test_write(test_tmpdir(), "empty", "", 0);
@@ -134,8 +155,9 @@ static void test_no_memory(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_map),        cmocka_unit_test(test_empty), cmocka_unit_test(test_refusals),
-        cmocka_unit_test(test_read_limit), cmocka_unit_test(test_join),  cmocka_unit_test(test_no_memory),
+        cmocka_unit_test(test_map),       cmocka_unit_test(test_read),       cmocka_unit_test(test_empty),
+        cmocka_unit_test(test_refusals),  cmocka_unit_test(test_read_limit), cmocka_unit_test(test_join),
+        cmocka_unit_test(test_no_memory),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

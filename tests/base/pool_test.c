@@ -60,6 +60,44 @@ static void test_sizes(void **state)
     run_with(9);
 }
 
+/* Regions of different sizes in a row: those left out never run, and never hold one up. */
+static void some(void *arg, uint32_t tid, uint32_t n_thread)
+{
+    struct work *w = arg;
+
+    if (tid >= n_thread)
+        atomic_fetch_add(&w->n_wrong, 1);
+    w->hits[tid]++;
+    esp_pool_barrier(w->pool);
+    if (tid == 0)
+        w->value = n_thread;
+    esp_pool_barrier(w->pool);
+    if (w->value != n_thread)
+        atomic_fetch_add(&w->n_wrong, 1);
+}
+
+static void test_parts(void **state)
+{
+    enum { THREADS = 5, ROUNDS = 3000 };
+    struct work w = {0};
+    uint32_t want[THREADS] = {0};
+    esp_error err;
+
+    (void)state;
+    test_ok(esp_pool_create(&w.pool, THREADS, &err), &err);
+    for (uint32_t i = 0; i < ROUNDS; i++) {
+        const uint32_t n = 1 + (i * 7 + i / 11) % (THREADS + 1); /* one is more than there are */
+
+        esp_pool_run_on(w.pool, n, some, &w);
+        for (uint32_t k = 0; k < n && k < THREADS; k++)
+            want[k]++;
+    }
+    esp_pool_destroy(w.pool);
+    assert_int_equal(w.n_wrong, 0);
+    for (uint32_t k = 0; k < THREADS; k++)
+        assert_int_equal(w.hits[k], want[k]);
+}
+
 static void test_refusals(void **state)
 {
     struct esp_pool *p = NULL;
@@ -76,6 +114,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_sizes),
+        cmocka_unit_test(test_parts),
         cmocka_unit_test(test_refusals),
     };
 

@@ -319,6 +319,43 @@ static void test_yarn(void **state)
     test_refused(read_edited(&c, below, 2, NULL, &err), ESP_EFORMAT, &err, "factor is 0.5");
 }
 
+static void test_scaling(void **state)
+{
+    static const char *const bad[] = {"linear",   "yarn",   "yarn:",     "yarn:0.9", "yarn:2000",
+                                      "yarn:2:0", "yarn:x", "yarn:2:1x", "yarn:nan"};
+    const char *const edits[3][2] = {
+        {RP "rope_type", "\"yarn\""}, {RP "factor", "4.0"}, {RP "original_max_position_embeddings", "1000"}};
+    struct esp_config c;
+    uint32_t plain;
+    esp_error err;
+
+    (void)state;
+    test_ok(read_edited(&c, edits, 0, NULL, &err), &err);
+    plain = c.max_position;
+    test_ok(esp_config_scale_rope(&c, NULL, &err), &err);
+    test_ok(esp_config_scale_rope(&c, "model", &err), &err);
+    test_ok(esp_config_scale_rope(&c, "none", &err), &err);
+    assert_int_equal(c.rope.type, ESP_ROPE_DEFAULT);
+    assert_int_equal(c.max_position, plain);
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++)
+        test_refused(esp_config_scale_rope(&c, bad[i], &err), ESP_EINVAL, &err, bad[i]);
+    assert_int_equal(c.max_position, plain);
+    test_ok(esp_config_scale_rope(&c, "yarn:4", &err), &err);
+    assert_int_equal(c.rope.type, ESP_ROPE_YARN);
+    assert_int_equal(c.rope.original_max, plain);
+    assert_int_equal(c.max_position, 4 * plain);
+    assert_true(fabs(c.rope.attention_factor - 1.138629436) < 1e-8 && c.rope.beta_fast == 32);
+    test_ok(esp_config_scale_rope(&c, "none", &err), &err); /* what the model was trained with */
+    assert_int_equal(c.max_position, plain);
+    /* of one whose file asks for it already */
+    test_ok(read_edited(&c, edits, 3, NULL, &err), &err);
+    test_ok(esp_config_scale_rope(&c, "yarn:1.5", &err), &err);
+    assert_int_equal(c.rope.original_max, 1000);
+    assert_int_equal(c.max_position, 1500);
+    test_ok(esp_config_scale_rope(&c, "yarn:2:700", &err), &err);
+    assert_int_equal(c.max_position, 1400);
+}
+
 #define VISION_JSON                                                                                          \
     "{\"depth\":2,\"hidden_size\":64,\"intermediate_size\":128,\"num_heads\":4,\"in_channels\":3,\"patch_"   \
     "size\":16,"                                                                                             \
@@ -476,6 +513,7 @@ int main(void)
         cmocka_unit_test(test_other_spellings),
         cmocka_unit_test(test_flat_and_old_rope),
         cmocka_unit_test(test_yarn),
+        cmocka_unit_test(test_scaling),
         cmocka_unit_test(test_vision),
         cmocka_unit_test(test_moe),
         cmocka_unit_test(test_generation),

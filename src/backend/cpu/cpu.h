@@ -21,7 +21,8 @@ struct cpu_dev {
     struct esp_dev base;
     struct esp_kernels k;
     struct esp_pool *pool;
-    struct esp_plan *plans; /* compiled and not freed, for the packed weights they share */
+    uint32_t n_thread, n_batch; /* of it in a step, and in one with many tokens of one sequence */
+    struct esp_plan *plans;     /* compiled and not freed, for the packed weights they share */
 };
 
 /* Positions whose spans one attention group covers; groups are merged in ascending order

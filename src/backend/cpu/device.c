@@ -110,6 +110,12 @@ static const struct esp_backend_ops cpu_ops = {
 
 esp_status esp_cpu_open(struct esp_dev **out, enum esp_cpu_level level, uint32_t n_thread, esp_error *err)
 {
+    return esp_cpu_open_batch(out, level, n_thread, n_thread, err);
+}
+
+esp_status esp_cpu_open_batch(struct esp_dev **out, enum esp_cpu_level level, uint32_t n_thread,
+                              uint32_t n_batch, esp_error *err)
+{
     struct cpu_dev *c = esp_alloc_aligned(sizeof *c, 64);
     esp_status s;
 
@@ -118,7 +124,9 @@ esp_status esp_cpu_open(struct esp_dev **out, enum esp_cpu_level level, uint32_t
     c->base.ops = &cpu_ops;
     snprintf(c->base.name, sizeof c->base.name, "cpu (%s)", esp_cpu_level_name(level));
     esp_kernels_init(&c->k, level);
-    s = esp_pool_create(&c->pool, n_thread ? n_thread : esp_core_count(), err);
+    c->n_thread = n_thread ? n_thread : esp_core_count();
+    c->n_batch = n_batch ? n_batch : c->n_thread;
+    s = esp_pool_create(&c->pool, c->n_thread > c->n_batch ? c->n_thread : c->n_batch, err);
     if (s != ESP_OK) {
         esp_free_aligned(c);
         return s;

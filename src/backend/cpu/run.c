@@ -86,13 +86,24 @@ static void tell_repaired(struct esp_plan *p)
             "%u keys and values of a step were NaN or beyond 65504; coded caches keep 0 or 65504 instead", n);
 }
 
+/* Threads for a batch: those for prompts when many tokens of one sequence run together. */
+static uint32_t threads_of(const struct cpu_dev *d, const struct esp_batch *b)
+{
+    enum { MANY = 16 };
+
+    for (uint32_t i = 0; i < b->n_seq; i++)
+        if (b->seqs[i].n_tok >= MANY)
+            return d->n_batch;
+    return d->n_thread;
+}
+
 esp_status esp_cpu_run(struct esp_plan *p, const struct esp_batch *b, esp_error *err)
 {
     ESP_TRY(esp_batch_check(b, p->tape, &p->pools, &p->opts, err));
     p->batch = b;
     for (uint32_t i = 0; i < p->n_step * STEP_COUNTERS; i++)
         atomic_store_explicit(&p->counters[i], 0, memory_order_relaxed);
-    esp_pool_run(p->dev->pool, walk, p);
+    esp_pool_run_on(p->dev->pool, threads_of(p->dev, b), walk, p);
     tell_repaired(p);
     return ESP_OK;
 }
