@@ -3,6 +3,8 @@
  *
  * SPDX-License-Identifier: MIT
  */
+#include <string.h>
+
 #include "serve/params.h"
 
 static uint64_t sum_tokens(const struct esp_job *j)
@@ -91,6 +93,11 @@ json_t *esp_progress_json(const struct esp_job *j)
                      (json_int_t)(1000 * (esp_serve_now() - j->started)));
 }
 
+const char *esp_cache_tier(const struct esp_server *s)
+{
+    return s->device && strcmp(s->device, "host") != 0 ? "device" : "ram";
+}
+
 json_t *esp_ext_json(const struct esp_job *j)
 {
     const struct esp_gen *g = j->gen;
@@ -107,7 +114,7 @@ json_t *esp_ext_json(const struct esp_job *j)
                   (json_int_t)j->n_cached, "checkpoint_at", (json_int_t)j->n_cached, "tier",
                   j->n_cached == 0 ? "none"
                   : j->from_file   ? "disk"
-                                   : "ram",
+                                   : esp_cache_tier(j->s),
                   "reason", esp_cache_reason(j));
     if (g->debug_cache)
         json_object_set_new(json_object_get(v, "cache"), "divergence",

@@ -67,7 +67,7 @@ static void free_task(struct task *t)
 
 /* ---- on the engine's thread ---- */
 
-static json_t *entry_json(const struct esp_text_info *x)
+static json_t *entry_json(const struct esp_server *s, const struct esp_text_info *x)
 {
     json_t *positions = json_array();
     char id[40], ns[20];
@@ -77,16 +77,17 @@ static json_t *entry_json(const struct esp_text_info *x)
     for (uint32_t i = 0; i < x->n_checkpoint; i++)
         json_array_append_new(positions, json_integer(x->checkpoints[i]));
     return json_pack("{s:s,s:I,s:I,s:s,s:s,s:o,s:I,s:I,s:b,s:f}", "id", id, "tokens", (json_int_t)x->n,
-                     "bytes", (json_int_t)x->bytes, "tier", x->in_memory ? "ram" : "disk", "namespace", ns,
-                     "checkpoints", positions, "last_used", (json_int_t)((double)time(NULL) - x->idle),
-                     "hits", (json_int_t)x->hits, "pinned", x->pinned > 0, "pinned_seconds", x->pinned);
+                     "bytes", (json_int_t)x->bytes, "tier", x->in_memory ? esp_cache_tier(s) : "disk",
+                     "namespace", ns, "checkpoints", positions, "last_used",
+                     (json_int_t)((double)time(NULL) - x->idle), "hits", (json_int_t)x->hits, "pinned",
+                     x->pinned > 0, "pinned_seconds", x->pinned);
 }
 
 static void list_one(void *user, const struct esp_text_info *x)
 {
     const struct task *t = user;
 
-    json_array_append_new(t->entries, entry_json(x));
+    json_array_append_new(t->entries, entry_json(t->c->s, x));
 }
 
 /* The entry that holds the text of t. */
@@ -97,7 +98,7 @@ static void list_match(void *user, const struct esp_text_info *x)
 
     if (x->ns == t->ns && x->in_memory && x->n >= n && json_array_size(t->entries) == 0 &&
         memcmp(x->tokens, t->text.data, n * sizeof *x->tokens) == 0)
-        json_array_append_new(t->entries, entry_json(x));
+        json_array_append_new(t->entries, entry_json(t->c->s, x));
 }
 
 static void find_id(void *user, const struct esp_text_info *x)

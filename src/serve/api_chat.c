@@ -245,12 +245,12 @@ static void on_done(struct esp_job *j)
 
     for (uint32_t i = 0; i < j->n && !j->e.http; i++)
         esp_replay_keep(j->s->replay, &j->choices[i], NULL);
-    if (a->gen.stream) {
-        end_stream(j);
+    if (j->e.http && !c->streaming) {
+        esp_reply_job_error(j);
         return;
     }
-    if (j->e.http) {
-        esp_reply_job_error(j);
+    if (a->gen.stream) {
+        end_stream(j);
         return;
     }
     choices = json_array();

@@ -320,7 +320,7 @@ static void on_done(struct esp_job *j)
         a->failed = true;
         c->e = j->e;
         memset(&j->e, 0, sizeof j->e);
-        if (a->gen.stream) {
+        if (c->streaming) {
             esp_sse_data(c, NULL, json_pack("{s:o}", "error", esp_api_error_object(&c->e)));
             esp_sse_end(c);
         } else {
@@ -416,6 +416,9 @@ static bool read_request(struct esp_call *c, struct completion *a)
     if (a->suffix && a->echo)
         esp_api_fail(&c->e, "invalid_value", "echo", "echo: not together with suffix");
     a->gen.score = a->echo && a->gen.logprobs;
+    if (a->gen.score && a->gen.processed_logprobs)
+        esp_api_fail(&c->e, "unsupported_value", "logprobs_mode",
+                     "logprobs_mode: processed is of tokens that are drawn; with echo, raw is accepted");
     if (esp_field_object(&f, "stream_options", &options)) {
         esp_fields_init(&s, options, "stream_options.", &c->e);
         esp_field_bool(&s, "include_usage", &a->include_usage);
@@ -487,15 +490,12 @@ static void grammar_known(void *user)
     struct completion *a = c->answer;
 
     if (c->r && !c->e.http && start_all(c, a)) {
-        if (a->gen.stream) {
-            esp_sse_begin(c);
-            c->ping = ping;
-            c->ping_interval = a->gen.ping;
-        }
+        if (a->gen.stream)
+            esp_sse_expect(c, ping, a->gen.ping);
     } else {
         esp_jobs_cancel_call(c, ESP_JOB_ASKED);
     }
-    if (c->e.http && !c->streaming)
+    if (c->e.http && !c->streaming && !c->waits_to_open)
         esp_reply_error(c);
     esp_mounts_hold(c->s, a->gen.adapters, a->gen.n_adapter, -1);
     esp_call_job_ended(c);

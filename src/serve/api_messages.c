@@ -343,12 +343,12 @@ static void on_done(struct esp_job *j)
 
     if (!j->e.http)
         esp_replay_keep(j->s->replay, c, c->reasoning.len ? a->signature : NULL);
-    if (a->gen.stream) {
-        end_stream(j);
+    if (j->e.http && !j->call->streaming) {
+        esp_reply_job_error(j);
         return;
     }
-    if (j->e.http) {
-        esp_reply_job_error(j);
+    if (a->gen.stream) {
+        end_stream(j);
         return;
     }
     v = message_json(j, blocks_json(j), json_string(stop_reason(c)), stop_sequence(c),

@@ -53,9 +53,8 @@ static void refuse_fields(struct esp_fields *f, struct esp_response *a)
         if (format)
             esp_constrain_format(f, format, "text.format", &a->gen);
     }
-    if (esp_field_word(f, "truncation", "disabled|auto", &truncation) && truncation == 1)
-        esp_api_fail(f->e, "unsupported_value", "truncation",
-                     "truncation: 'auto' is not in this version; disabled is");
+    if (esp_field_word(f, "truncation", "disabled|auto", &truncation))
+        a->p.truncate = truncation == 1;
     if (esp_field_array(f, "include", &include))
         json_array_foreach(include, i, v)
         {

@@ -139,6 +139,14 @@ void esp_reply_close(struct esp_call *c, int status)
     c->r = NULL;
 }
 
+void esp_queue_header(struct esp_call *c)
+{
+    char ms[32];
+
+    snprintf(ms, sizeof ms, "%.1f", c->queue_ms);
+    esp_http_header(c->r, "x-espalier-queue-ms", ms);
+}
+
 void esp_reply_text(struct esp_call *c, int status, const char *type, const char *text, size_t len)
 {
     struct esp_http_request *r = c->r;
@@ -429,7 +437,8 @@ static void answer(struct esp_call *c)
 
     if (needed)
         esp_life_touch(c->s);
-    if (needed && esp_life_asleep(c->s))
+    c->uncounted = needed && esp_life_asleep(c->s);
+    if (c->uncounted)
         esp_life_wait(c);
     else
         c->route->handle(c);

@@ -5,14 +5,13 @@
  * SPDX-License-Identifier: MIT
  */
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
-#include "base/mem.h"
 #include "text/toolvalue.h"
 
 #include "serve/marks.h"
 #include "serve/params.h"
+#include "serve/tool_history.h"
 
 enum { MAX_TOOLS = 1024, MAX_TOOL_NAME = 128 };
 
@@ -335,84 +334,12 @@ static bool add_message(json_t *list, const json_t *m, const char *role, json_t 
            esp_api_fail(e, "device_lost", NULL, "no memory for the messages");
 }
 
-/* ---- results of tools ---- */
-
-struct result {
-    json_t *m;
-    json_int_t call;
-    size_t at; /* of the list */
-};
-
-static int by_call(const void *a, const void *b)
-{
-    const struct result *x = a, *y = b;
-
-    if (x->call != y->call)
-        return x->call < y->call ? -1 : 1;
-    return x->at < y->at ? -1 : x->at > y->at;
-}
-
-/* Results list[from..to) in the order of their calls, which templates do not name; those of no call stay. */
-static bool order_results(json_t *list, size_t from, size_t to, const json_t *calls)
-{
-    struct result *v = esp_alloc_array(to - from, sizeof *v);
-    size_t *slots = esp_alloc_array(to - from, sizeof *slots), n = 0, i;
-    json_t *order = json_object(), *call;
-    const bool ok = v && slots && order;
-
-    json_array_foreach(calls, i, call)
-    {
-        const char *id = json_string_value(json_object_get(call, "id"));
-
-        if (id && !json_object_get(order, id))
-            json_object_set_new(order, id, json_integer((json_int_t)i));
-    }
-    for (i = from; ok && i < to; i++) {
-        json_t *m = json_array_get(list, i);
-        const char *id = json_string_value(json_object_get(m, "tool_call_id"));
-        const json_t *k = id ? json_object_get(order, id) : NULL;
-
-        if (!k)
-            continue;
-        slots[n] = i;
-        v[n++] = (struct result){json_incref(m), json_integer_value(k), i};
-    }
-    if (n)
-        qsort(v, n, sizeof *v, by_call);
-    for (i = 0; i < n; i++)
-        json_array_set_new(list, slots[i], v[i].m);
-    json_decref(order);
-    esp_free(slots);
-    esp_free(v);
-    return ok;
-}
-
-/* The same for every turn that has results. */
-static bool order_all(json_t *list)
-{
-    bool ok = true;
-
-    for (size_t i = 0; ok && i < json_array_size(list); i++) {
-        const json_t *calls = json_object_get(json_array_get(list, i), "tool_calls");
-        size_t to = i + 1;
-
-        while (to < json_array_size(list) &&
-               strcmp(json_string_value(json_object_get(json_array_get(list, to), "role")), "tool") == 0)
-            to++;
-        if (json_array_size(calls) > 1 && to - i > 2)
-            ok = order_results(list, i + 1, to, calls);
-        i = to - 1;
-    }
-    return ok;
-}
-
 bool esp_chat_normalize(struct esp_chat_params *p, struct esp_gen *g, const struct esp_server *s,
                         struct esp_api_error *e)
 {
     json_t *list = json_array(), *m;
     size_t i;
 
-    (void)g;
     json_array_foreach(p->messages, i, m)
     {
         const char *role = role_of(m);
@@ -434,8 +361,8 @@ bool esp_chat_normalize(struct esp_chat_params *p, struct esp_gen *g, const stru
         if (e->http)
             break;
     }
-    if (!e->http && !order_all(list))
-        esp_api_fail(e, "device_lost", NULL, "no memory for the messages");
+    if (!e->http)
+        esp_history_tools(list, s->o.strict_history, g, e);
     json_decref(p->messages);
     p->messages = list;
     return !e->http;

@@ -18,43 +18,6 @@ enum { MAX_ROWS = 1 << 24, MAX_CALLS = 1024 };
 
 /* ---- log-probabilities ---- */
 
-/* "token", "bytes", ... of one id. */
-static json_t *entry_of(const struct esp_server *s, esp_token id, float logprob)
-{
-    const struct esp_tokenizer *t = esp_model_tokenizer(s->model);
-    json_t *bytes = json_array(), *v;
-    struct esp_strbuf text;
-    struct esp_detok d;
-    const char *raw = "";
-    size_t len = 0;
-
-    if (id >= 0)
-        esp_tokenizer_token_bytes(t, (uint32_t)id, &raw, &len);
-    for (size_t i = 0; i < len; i++)
-        json_array_append_new(bytes, json_integer((unsigned char)raw[i]));
-    esp_strbuf_init(&text, 4 * ESP_LIMIT_TOKEN_BYTES);
-    esp_detok_init(&d, t, 0);
-    esp_detok_push_bytes(&d, raw, len, &text, NULL);
-    esp_detok_finish(&d, &text, NULL);
-    v = json_pack("{s:o,s:o,s:o,s:I}", "token", esp_text_json(esp_strbuf_str(&text), text.len), "logprob",
-                  esp_real_json(logprob, -9999.0), "bytes", bytes, "token_id", (json_int_t)id);
-    esp_strbuf_free(&text);
-    return v;
-}
-
-json_t *esp_logprob_row(const struct esp_job *j, const struct esp_service_event *x)
-{
-    json_t *v = entry_of(j->s, x->token, x->logprob), *top = json_array();
-
-    for (uint32_t i = 0; i < x->n_top && i < j->gen->top; i++)
-        json_array_append_new(top, entry_of(j->s, x->top[i].token, x->top[i].logprob));
-    if (v)
-        json_object_set_new(v, "top_logprobs", top);
-    else
-        json_decref(top);
-    return v;
-}
-
 static void add_row(struct esp_choice *c, json_t *entry)
 {
     if (!entry)

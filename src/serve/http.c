@@ -19,64 +19,16 @@
 
 #include "serve/guard.h"
 #include "serve/http_address.h"
-#include "serve/http_late.h"
-#include "serve/http_listen.h"
+#include "serve/http_conn.h"
 
-enum {
-    READ_AHEAD = 64 << 10,
-    HEADER_BYTES = 8 << 10,
-    LINGER_SECONDS = 2,
-    FRAMES = 64 << 10 /* bytes around chunks */
-};
+enum { LINGER_SECONDS = 2 };
 
-enum state {
-    READ_HEAD,
-    READ_BODY,
-    HANDLING, /* the handler has the request; the reply has not begun */
-    STREAMING,
-    FINISHING, /* the reply has ended and is on its way */
-    LINGERING, /* said all, closed for writing: swallow what still comes so that the reply is not lost */
-    DEAD
-};
-
-struct conn {
-    struct esp_http_request r; /* first: a request is its connection */
-    struct esp_http *http;
-    struct conn *next, **prev;
-    struct bufferevent *bev;
-    struct event *timer;
-    enum state state;
-    bool close_after, busy, first_done; /* busy: inside a callback of ours */
-    bool is_head;                       /* HEAD: no body in the reply */
-    bool has_words;                     /* last ones, of the stream */
-    bool chunked_out;
-    struct esp_strbuf head_text, body, headers;
-    struct esp_http_chunks chunks;
-    int guarded;          /* its number there; -1: it is not */
-    struct esp_late late; /* of a stream: pieces that go out together */
-};
-
-struct esp_http {
-    struct esp_http_opts o;
-    struct event_base *base;
-    struct esp_listeners listeners;
-    struct esp_late_list late;
-    struct conn *conns;
-    uint32_t n_conn;
-    bool draining;
-};
-
-static struct conn *conn_of(struct esp_http_request *r)
-{
-    return (struct conn *)r;
-}
-
-static struct evbuffer *output(struct conn *c)
+struct evbuffer *esp_conn_output(struct esp_conn *c)
 {
     return bufferevent_get_output(c->bev);
 }
 
-static void arm(struct conn *c, double seconds)
+void esp_conn_arm(struct esp_conn *c, double seconds)
 {
     const struct timeval tv = {.tv_sec = (time_t)seconds,
                                .tv_usec = (suseconds_t)((seconds - (double)(time_t)seconds) * 1e6)};
@@ -92,7 +44,7 @@ static void set_listening(struct esp_http *h)
     esp_listeners_take(&h->listeners, h->n_conn < h->o.max_connections);
 }
 
-static void free_conn(struct conn *c)
+static void free_conn(struct esp_conn *c)
 {
     *c->prev = c->next;
     if (c->next)
@@ -111,16 +63,14 @@ static void free_conn(struct conn *c)
     esp_free(c);
 }
 
-/* The connection has no future: tell the owner of an unfinished request. Freed now, or by the callback that
- * is running. */
-static void kill_conn(struct conn *c, bool slow)
+void esp_conn_kill(struct esp_conn *c, bool slow)
 {
     struct esp_http *h = c->http;
-    const bool tell = c->state == HANDLING || c->state == STREAMING;
+    const bool tell = c->state == ESP_CONN_HANDLING || c->state == ESP_CONN_STREAMING;
 
-    if (c->state == DEAD)
+    if (c->state == ESP_CONN_DEAD)
         return;
-    c->state = DEAD;
+    c->state = ESP_CONN_DEAD;
     esp_late_drop(&c->late);
     if (tell && c->r.on_gone) {
         void (*gone)(void *, bool) = c->r.on_gone;
@@ -135,21 +85,21 @@ static void kill_conn(struct conn *c, bool slow)
 }
 
 /* Leave a callback: free what died in it. False: c is gone. */
-static bool leave(struct conn *c)
+static bool leave(struct esp_conn *c)
 {
     struct esp_http *h = c->http;
 
     c->busy = false;
-    if (c->state != DEAD)
+    if (c->state != ESP_CONN_DEAD)
         return true;
     free_conn(c);
     set_listening(h);
     return false;
 }
 
-static void await_head(struct conn *c)
+static void await_head(struct esp_conn *c)
 {
-    c->state = READ_HEAD;
+    c->state = ESP_CONN_HEAD;
     memset(&c->r.head, 0, sizeof c->r.head);
     c->r.head.method = c->r.head.path = c->r.head.query = "";
     c->r.on_gone = NULL;
@@ -160,31 +110,31 @@ static void await_head(struct conn *c)
     memset(&c->chunks, 0, sizeof c->chunks);
     esp_strbuf_clear(&c->head_text);
     esp_strbuf_clear(&c->headers);
-    if (c->body.cap > READ_AHEAD)
+    if (c->body.cap > ESP_HTTP_READ_AHEAD)
         esp_strbuf_free(&c->body); /* a large body's memory is not kept for an idle connection */
     esp_strbuf_clear(&c->body);
-    arm(c, c->first_done ? c->http->o.keepalive_timeout : c->http->o.header_timeout);
+    esp_conn_arm(c, c->first_done ? c->http->o.keepalive_timeout : c->http->o.header_timeout);
 }
 
-static void refuse(struct conn *c, int status, const char *why)
+static void refuse(struct esp_conn *c, int status, const char *why)
 {
-    c->state = HANDLING;
+    c->state = ESP_CONN_HANDLING;
     c->close_after = true;
-    arm(c, 0);
+    esp_conn_arm(c, 0);
     c->http->o.refuse(c->http->o.user, &c->r, status, why);
 }
 
-static void hand_over(struct conn *c)
+static void hand_over(struct esp_conn *c)
 {
-    c->state = HANDLING;
-    arm(c, 0);
+    c->state = ESP_CONN_HANDLING;
+    esp_conn_arm(c, 0);
     c->r.body = esp_strbuf_str(&c->body);
     c->r.body_len = c->body.len;
     c->http->o.handle(c->http->o.user, &c->r);
 }
 
 /* A whole head, len bytes at data, into c; true when it can be worked with. */
-static bool take_head(struct conn *c, const char *data, size_t len)
+static bool take_head(struct esp_conn *c, const char *data, size_t len)
 {
     const struct esp_http_opts *o = &c->http->o;
     const char *why = "";
@@ -210,16 +160,16 @@ static bool take_head(struct conn *c, const char *data, size_t len)
 
 /* The head is not whole yet. From its first byte on the time for a head counts, also on a connection that was
  * idle. */
-static void await_rest(struct conn *c)
+static void await_rest(struct esp_conn *c)
 {
     if (c->first_done && c->http->o.header_timeout > 0) {
         c->first_done = false;
-        arm(c, c->http->o.header_timeout);
+        esp_conn_arm(c, c->http->o.header_timeout);
     }
 }
 
 /* True: more may be done with the bytes at hand. */
-static bool read_head(struct conn *c)
+static bool read_head(struct esp_conn *c)
 {
     struct evbuffer *in = bufferevent_get_input(c->bev);
     const size_t have = evbuffer_get_length(in), max = c->http->o.max_head, look = have < max ? have : max;
@@ -239,15 +189,14 @@ static bool read_head(struct conn *c)
     }
     if (!take_head(c, data, len))
         return false;
-    c->state = READ_BODY;
+    c->state = ESP_CONN_BODY;
     c->body.max = c->http->o.max_body;
-    arm(c, c->http->o.body_timeout);
     if (c->r.head.expect_continue && evbuffer_get_length(in) == 0)
-        evbuffer_add_printf(output(c), "HTTP/1.1 100 Continue\r\n\r\n");
+        evbuffer_add_printf(esp_conn_output(c), "HTTP/1.1 100 Continue\r\n\r\n");
     return true;
 }
 
-static bool read_chunked(struct conn *c, struct evbuffer *in)
+static bool read_chunked(struct esp_conn *c, struct evbuffer *in)
 {
     struct evbuffer_iovec piece;
 
@@ -269,15 +218,16 @@ static bool read_chunked(struct conn *c, struct evbuffer *in)
     return false;
 }
 
-static void read_body(struct conn *c)
+static void read_body(struct esp_conn *c)
 {
     struct evbuffer *in = bufferevent_get_input(c->bev);
     struct evbuffer_iovec piece;
 
-    arm(c, c->http->o.body_timeout);
     if (c->r.head.chunked) {
         if (read_chunked(c, in))
             hand_over(c);
+        else if (c->state == ESP_CONN_BODY)
+            esp_conn_arm(c, c->http->o.body_timeout);
         return;
     }
     while (c->body.len < c->r.head.length && evbuffer_peek(in, -1, NULL, &piece, 1) > 0 && piece.iov_len) {
@@ -292,21 +242,23 @@ static void read_body(struct conn *c)
     }
     if (c->body.len == c->r.head.length)
         hand_over(c);
+    else
+        esp_conn_arm(c, c->http->o.body_timeout);
 }
 
-static void advance(struct conn *c)
+static void advance(struct esp_conn *c)
 {
-    if (c->state == LINGERING)
+    if (c->state == ESP_CONN_LINGERING)
         evbuffer_drain(bufferevent_get_input(c->bev), evbuffer_get_length(bufferevent_get_input(c->bev)));
-    if (c->state == READ_HEAD && !read_head(c))
+    if (c->state == ESP_CONN_HEAD && !read_head(c))
         return;
-    if (c->state == READ_BODY)
+    if (c->state == ESP_CONN_BODY)
         read_body(c);
 }
 
 static void on_read(struct bufferevent *bev, void *arg)
 {
-    struct conn *c = arg;
+    struct esp_conn *c = arg;
 
     (void)bev;
     c->busy = true;
@@ -314,13 +266,12 @@ static void on_read(struct bufferevent *bev, void *arg)
     leave(c);
 }
 
-/* The reply has been written out. */
-static void reply_done(struct conn *c)
+static void reply_done(struct esp_conn *c)
 {
     if (c->close_after || c->http->draining) { /* also a stream that began before the end was asked for */
-        c->state = LINGERING;
+        c->state = ESP_CONN_LINGERING;
         shutdown(bufferevent_getfd(c->bev), SHUT_WR);
-        arm(c, LINGER_SECONDS);
+        esp_conn_arm(c, LINGER_SECONDS);
         advance(c);
         return;
     }
@@ -329,250 +280,70 @@ static void reply_done(struct conn *c)
     advance(c); /* what was sent ahead lies in the buffer already */
 }
 
+void esp_conn_reply_done(struct esp_conn *c)
+{
+    if (c->busy) { /* whoever is at work here goes on with what was sent ahead */
+        reply_done(c);
+        return;
+    }
+    c->busy = true;
+    reply_done(c);
+    leave(c);
+}
+
 static void on_write(struct bufferevent *bev, void *arg)
 {
-    struct conn *c = arg;
+    struct esp_conn *c = arg;
 
     (void)bev;
+    if (esp_late_length(&c->late)) /* more has been said meanwhile */
+        return;
     c->busy = true;
-    if (c->state == FINISHING && evbuffer_get_length(output(c)) == 0)
-        reply_done(c);
-    else if (c->state == STREAMING && evbuffer_get_length(output(c)) == 0) {
-        arm(c, 0); /* the client has read all there is */
-        esp_guard_speak(c->http->o.guard, c->guarded, c->has_words);
-    }
+    if (c->state == ESP_CONN_STREAMING)
+        esp_conn_arm(c, 0); /* the client has read all there is */
+    esp_conn_sent(c);
     leave(c);
 }
 
 static void on_event(struct bufferevent *bev, short what, void *arg)
 {
-    struct conn *c = arg;
+    struct esp_conn *c = arg;
 
     (void)bev;
     if (what & (BEV_EVENT_EOF | BEV_EVENT_ERROR))
-        kill_conn(c, false);
+        esp_conn_kill(c, false);
 }
 
 static void on_timer(evutil_socket_t fd, short what, void *arg)
 {
-    struct conn *c = arg;
+    struct esp_conn *c = arg;
 
     (void)fd;
     (void)what;
     c->busy = true;
-    if (c->state == READ_BODY)
+    if (c->state == ESP_CONN_BODY)
         refuse(c, 408, "the body did not arrive in time");
-    else if (c->state == READ_HEAD && evbuffer_get_length(bufferevent_get_input(c->bev)) > 0)
+    else if (c->state == ESP_CONN_HEAD && evbuffer_get_length(bufferevent_get_input(c->bev)) > 0)
         refuse(c, 408, "the request did not arrive in time");
     else
-        kill_conn(c, true);
+        esp_conn_kill(c, true);
     leave(c);
 }
 
 /* Output went out: a client that reads, however slowly, has another write_timeout. */
 static void on_output(struct evbuffer *buf, const struct evbuffer_cb_info *info, void *arg)
 {
-    struct conn *c = arg;
+    struct esp_conn *c = arg;
 
-    if (info->n_deleted && (c->state == STREAMING || c->state == FINISHING))
-        arm(c, evbuffer_get_length(buf) ? c->http->o.write_timeout : 0);
+    if (info->n_deleted && (c->state == ESP_CONN_STREAMING || c->state == ESP_CONN_FINISHING))
+        esp_conn_arm(c, evbuffer_get_length(buf) ? c->http->o.write_timeout : 0);
 }
 
-char *esp_http_take_body(struct esp_http_request *r, size_t *len)
+/* ---- connections come and go ---- */
+
+static struct esp_conn *make_conn(struct esp_http *h, evutil_socket_t fd)
 {
-    struct conn *c = conn_of(r);
-
-    *len = c->body.len;
-    r->body = "";
-    r->body_len = 0;
-    return esp_strbuf_take(&c->body);
-}
-
-/* ---- writing ---- */
-
-void esp_http_header(struct esp_http_request *r, const char *name, const char *value)
-{
-    struct conn *c = conn_of(r);
-
-    ESP_ASSERT(!strpbrk(value, "\r\n"));
-    esp_strbuf_printf(&c->headers, "%s: %s\r\n", name, value);
-}
-
-bool esp_http_is_guarded(const struct esp_http_request *r)
-{
-    return ((const struct conn *)r)->guarded >= 0;
-}
-
-/* A reply that nobody will end. */
-static void whole_words(const struct conn *c, int status, const char *text, size_t len, struct esp_strbuf *b)
-{
-    esp_strbuf_printf(b,
-                      "HTTP/1.1 %d %s\r\n%sContent-Type: application/json\r\nRetry-After: 1\r\n"
-                      "Connection: close\r\nContent-Length: %zu\r\n\r\n",
-                      status, esp_http_reason(status), esp_strbuf_str(&c->headers), len);
-    if (!c->is_head)
-        esp_strbuf_add(b, text, len);
-}
-
-void esp_http_last_words(struct esp_http_request *r, int status, const char *text, size_t len)
-{
-    struct conn *c = conn_of(r);
-    struct esp_strbuf b;
-
-    if (c->guarded < 0 || (c->state != HANDLING && c->state != STREAMING))
-        return;
-    esp_strbuf_init(&b, 1 << 16);
-    if (c->state == HANDLING)
-        whole_words(c, status, text, len, &b);
-    else if (c->chunked_out)
-        esp_strbuf_printf(&b, "%zx\r\n%.*s\r\n0\r\n\r\n", len, (int)len, text);
-    else
-        esp_strbuf_add(&b, text, len);
-    c->has_words = c->state == STREAMING;
-    esp_guard_words(c->http->o.guard, c->guarded, esp_strbuf_str(&b), b.failed ? 0 : b.len);
-    if (evbuffer_get_length(output(c)))
-        esp_guard_speak(c->http->o.guard, c->guarded, false); /* until what was said before is out */
-    esp_strbuf_free(&b);
-}
-
-static void start_reply(struct conn *c, int status, const char *type)
-{
-    struct evbuffer *out = output(c);
-
-    c->has_words = false;
-    esp_guard_speak(c->http->o.guard, c->guarded, false);
-
-    evbuffer_add_printf(out, "HTTP/1.1 %d %s\r\n", status, esp_http_reason(status));
-    evbuffer_add(out, esp_strbuf_str(&c->headers), c->headers.len);
-    if (type)
-        evbuffer_add_printf(out, "Content-Type: %s\r\n", type);
-    c->close_after = c->close_after || c->http->draining;
-    if (c->close_after)
-        evbuffer_add_printf(out, "Connection: close\r\n");
-    else if (c->r.head.http10)
-        evbuffer_add_printf(out, "Connection: keep-alive\r\n");
-}
-
-/* The reply is complete: wait until it is out. */
-static void finish(struct conn *c)
-{
-    c->state = FINISHING;
-    esp_guard_speak(c->http->o.guard, c->guarded, false);
-    c->r.on_gone = NULL;
-    arm(c, c->http->o.write_timeout);
-    if (evbuffer_get_length(output(c)) == 0 && !c->busy) { /* all of it went out before the end was known */
-        c->busy = true;
-        reply_done(c);
-        leave(c);
-    }
-}
-
-void esp_http_reply(struct esp_http_request *r, int status, const char *type, const char *body, size_t len)
-{
-    struct conn *c = conn_of(r);
-
-    if (c->state != HANDLING)
-        return;
-    start_reply(c, status, type);
-    if (status == 204)
-        evbuffer_add_printf(output(c), "\r\n");
-    else
-        evbuffer_add_printf(output(c), "Content-Length: %zu\r\n\r\n", type ? len : (size_t)0);
-    if (type && !c->is_head && status != 204)
-        evbuffer_add(output(c), body, len);
-    finish(c);
-}
-
-void esp_http_begin(struct esp_http_request *r, int status, const char *type)
-{
-    struct conn *c = conn_of(r);
-
-    if (c->state != HANDLING)
-        return;
-    c->chunked_out = !r->head.http10;
-    if (!c->chunked_out)
-        c->close_after = true;
-    start_reply(c, status, type);
-    if (c->chunked_out)
-        evbuffer_add_printf(output(c), "Transfer-Encoding: chunked\r\n");
-    evbuffer_add_printf(output(c), "\r\n");
-    c->state = STREAMING;
-    arm(c, c->http->o.write_timeout);
-}
-
-/* A client that does not take its output has so long. */
-static void on_stuck(void *arg)
-{
-    struct conn *c = arg;
-
-    esp_guard_speak(c->http->o.guard, c->guarded, false);
-    if (!evtimer_pending(c->timer, NULL))
-        arm(c, c->http->o.write_timeout);
-}
-
-static size_t put_hex(char *out, size_t n)
-{
-    size_t digits = 1;
-
-    while (digits < 2 * sizeof n && n >> (4 * digits))
-        digits++;
-    for (size_t i = 0; i < digits; i++)
-        out[i] = "0123456789abcdef"[n >> (4 * (digits - 1 - i)) & 15];
-    return digits;
-}
-
-static void put(struct conn *c, struct esp_strbuf *text, const char *data, size_t len)
-{
-    if (text)
-        esp_strbuf_add(text, data, len);
-    else
-        evbuffer_add(output(c), data, len);
-}
-
-bool esp_http_write(struct esp_http_request *r, const char *data, size_t len)
-{
-    struct conn *c = conn_of(r);
-    struct esp_strbuf *text;
-    char size[2 * sizeof len + 2];
-    size_t n;
-
-    if (c->state != STREAMING)
-        return false;
-    if (len == 0 || c->is_head)
-        return true;
-    if (esp_late_length(&c->late) + len > c->http->o.max_output) {
-        kill_conn(c, true);
-        return false;
-    }
-    text = esp_late_text(&c->late);
-    if (!text)
-        on_stuck(c);
-    if (c->chunked_out) {
-        n = put_hex(size, len);
-        memcpy(size + n, "\r\n", 2);
-        put(c, text, size, n + 2);
-    }
-    put(c, text, data, len);
-    if (c->chunked_out)
-        put(c, text, "\r\n", 2);
-    return true;
-}
-
-void esp_http_end(struct esp_http_request *r)
-{
-    struct conn *c = conn_of(r);
-
-    if (c->state != STREAMING)
-        return;
-    esp_late_push(&c->late);
-    if (c->chunked_out && !c->is_head)
-        evbuffer_add(output(c), "0\r\n\r\n", 5);
-    finish(c);
-}
-
-static struct conn *make_conn(struct esp_http *h, evutil_socket_t fd)
-{
-    struct conn *c = esp_alloc(sizeof *c);
+    struct esp_conn *c = esp_alloc(sizeof *c);
 
     if (!c) {
         close(fd);
@@ -588,11 +359,12 @@ static struct conn *make_conn(struct esp_http *h, evutil_socket_t fd)
     h->n_conn++;
     esp_strbuf_init(&c->head_text, h->o.max_head + 1);
     esp_strbuf_init(&c->body, h->o.max_body);
-    esp_strbuf_init(&c->headers, HEADER_BYTES);
+    esp_strbuf_init(&c->headers, ESP_HTTP_HEADER_BYTES);
     c->bev = bufferevent_socket_new(h->base, fd, BEV_OPT_CLOSE_ON_FREE);
     c->timer = evtimer_new(h->base, on_timer, c);
-    c->late = (struct esp_late){.list = &h->late, .bev = c->bev, .stuck = on_stuck, .owner = c};
-    esp_late_init(&c->late, h->o.max_output + FRAMES);
+    c->late = (struct esp_late){
+        .list = &h->late, .bev = c->bev, .sent = esp_conn_sent, .stuck = esp_conn_stuck, .owner = c};
+    esp_late_init(&c->late, h->o.max_output + ESP_HTTP_FRAMES);
     if (!c->bev || !c->timer) {
         if (!c->bev)
             close(fd); /* else it goes with its buffers */
@@ -607,7 +379,7 @@ static struct conn *make_conn(struct esp_http *h, evutil_socket_t fd)
 static void on_accept(struct evconnlistener *l, evutil_socket_t fd, struct sockaddr *a, int len, void *arg)
 {
     struct esp_http *h = arg;
-    struct conn *c = make_conn(h, fd);
+    struct esp_conn *c = make_conn(h, fd);
     int on = 1;
 
     (void)l;
@@ -619,8 +391,8 @@ static void on_accept(struct evconnlistener *l, evutil_socket_t fd, struct socka
         setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on); /* each token on its way at once */
     bufferevent_setcb(c->bev, on_read, on_write, on_event, c);
     /* The head must fit, and behind an unanswered request no more than this is read ahead. */
-    bufferevent_setwatermark(c->bev, EV_READ, 0, h->o.max_head + READ_AHEAD);
-    evbuffer_add_cb(output(c), on_output, c);
+    bufferevent_setwatermark(c->bev, EV_READ, 0, h->o.max_head + ESP_HTTP_READ_AHEAD);
+    evbuffer_add_cb(esp_conn_output(c), on_output, c);
     await_head(c);
     bufferevent_enable(c->bev, EV_READ | EV_WRITE);
     set_listening(h);
@@ -643,14 +415,14 @@ esp_status esp_http_inherit(struct esp_http *h, int fd, uint16_t *bound, esp_err
 
 void esp_http_drain(struct esp_http *h)
 {
-    struct conn *next;
+    struct esp_conn *next;
 
     h->draining = true;
     esp_listeners_stop(&h->listeners);
-    for (struct conn *c = h->conns; c; c = next) {
+    for (struct esp_conn *c = h->conns; c; c = next) {
         next = c->next;
-        if (c->state == READ_HEAD && !c->busy && evbuffer_get_length(bufferevent_get_input(c->bev)) == 0)
-            kill_conn(c, false);
+        if (c->state == ESP_CONN_HEAD && !c->busy && evbuffer_get_length(bufferevent_get_input(c->bev)) == 0)
+            esp_conn_kill(c, false);
     }
 }
 
@@ -668,6 +440,8 @@ esp_status esp_http_open(struct esp_http **out, struct event_base *base, const s
         return esp_fail(err, ESP_ENOMEM, "HTTP server: out of memory");
     h->o = *o;
     h->base = base;
+    h->late.after = o->sent;
+    h->late.user = o->user;
     if (esp_late_list_open(&h->late, base, err) != ESP_OK) {
         esp_free(h);
         return ESP_ENOMEM;

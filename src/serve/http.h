@@ -39,6 +39,8 @@ struct esp_http_opts {
     /* A request that cannot be read (400, 408, 413, 414, 431, 501, 505): answer with esp_http_reply(). The
      * connection closes afterwards. Head fields are empty when the head itself is what is wrong. */
     void (*refuse)(void *user, struct esp_http_request *r, int status, const char *why);
+    /* What was said in a turn of the loop has been handed to the sockets; NULL: not wanted. */
+    void (*sent)(void *user);
     void *user;
     struct esp_guard *guard; /* NULL: nobody speaks for us when we are gone */
 };

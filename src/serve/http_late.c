@@ -42,26 +42,33 @@ static void send_now(struct esp_late *t)
 
     if (sent < t->text.len || t->text.failed) {
         pass_on(t, sent);
+        empty(t);
         t->stuck(t->owner);
+    } else {
+        empty(t);
+        t->sent(t->owner);
     }
-    empty(t);
 }
 
 static void on_turn(evutil_socket_t fd, short what, void *arg)
 {
     struct esp_late_list *l = arg;
+    size_t n = l->n; /* those that come while these are sent have a turn of their own */
 
     (void)fd;
     (void)what;
-    while (l->first) {
+    for (; n && l->first; n--) {
         struct esp_late *t = l->first;
 
         l->first = t->next;
         if (!l->first)
             l->last = &l->first;
+        l->n--;
         t->queued = false;
         send_now(t);
     }
+    if (l->after)
+        l->after(l->user);
 }
 
 esp_status esp_late_list_open(struct esp_late_list *l, struct event_base *base, esp_error *err)
@@ -93,6 +100,7 @@ struct esp_strbuf *esp_late_text(struct esp_late *t)
         t->next = NULL;
         *t->list->last = t;
         t->list->last = &t->next;
+        t->list->n++;
         event_active(t->list->turn, 0, 0);
     }
     return &t->text;
@@ -114,6 +122,7 @@ static void unlink_late(struct esp_late *t)
     *at = t->next;
     if (!t->next)
         t->list->last = at;
+    t->list->n--;
     t->queued = false;
 }
 

@@ -24,6 +24,9 @@ struct esp_late;
 struct esp_late_list {
     struct event *turn;
     struct esp_late *first, **last;
+    size_t n;
+    void (*after)(void *user); /* all of them have been sent, of one turn; NULL: not wanted */
+    void *user;
 };
 
 /* Of one connection. */
@@ -33,6 +36,7 @@ struct esp_late {
     bool queued;
     struct esp_strbuf text; /* its memory is kept from one turn to the next */
     struct bufferevent *bev;
+    void (*sent)(void *owner);  /* the socket has taken all of it; the connection may go in this call */
     void (*stuck)(void *owner); /* some of it waits for the socket now */
     void *owner;
 };

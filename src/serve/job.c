@@ -253,6 +253,7 @@ static esp_seq_opts seq_opts(const struct esp_job *j, const struct esp_choice *c
                       .n_adapters = g->n_adapter,
                       .logprobs = g->logprobs,
                       .top_logprobs = g->top,
+                      .processed_logprobs = g->processed_logprobs,
                       .priority = g->priority,
                       .no_cache = g->no_cache};
 
@@ -397,6 +398,8 @@ static void end_run(struct esp_choice *c, const struct esp_service_event *x)
         c->usage = x->usage;
     if (resumes(c, x))
         return;
+    if (!j->e.http && x->finish != ESP_FINISH_FAILED)
+        esp_sse_open(j->call); /* nothing has been sampled, and that is all right */
     esp_choice_finish(c, x);
     esp_slots_leave(c);
     count_choice(c);
@@ -412,8 +415,10 @@ static void take_prompt(struct esp_job *j, const struct esp_service_event *x)
     if (x->what == ESP_SERVICE_PROGRESS) {
         const bool first = !j->ns;
 
-        if (first)
+        if (first) {
             esp_slots_prompt(j, x);
+            j->call->queue_ms = x->usage.queue_ms;
+        }
         j->n_cached = x->usage.cached_tokens;
         j->processed = x->processed;
         j->n_matched = x->matched;
@@ -424,10 +429,24 @@ static void take_prompt(struct esp_job *j, const struct esp_service_event *x)
     }
     if (!j->call->r || j->cancelled)
         return;
+    esp_sse_open(j->call);
     if (x->what == ESP_SERVICE_PROGRESS && j->sink->progress)
         j->sink->progress(j);
     if (x->what == ESP_SERVICE_PROMPT && j->sink->prompt)
         j->sink->prompt(j, x);
+}
+
+/* A token has come for c, whatever becomes of it. */
+static void note_token(struct esp_choice *c, const struct esp_service_event *x)
+{
+    const struct esp_job *j = c->job;
+
+    if (c->slot < 0)
+        esp_slots_take(c);
+    if (!j->cancelled)
+        esp_sse_open(j->call);
+    if (c->first_at <= 0 && j->index == 0 && c->index == 0)
+        esp_overhead_token(j->call, x->submitted, x->at);
 }
 
 /* A token for c, or its end. */
@@ -436,14 +455,15 @@ static void take_answer(struct esp_choice *c, const struct esp_service_event *x)
     struct esp_job *j = c->job;
     const bool token = x->what == ESP_SERVICE_TOKEN && x->token >= 0;
 
-    if (token && c->slot < 0)
-        esp_slots_take(c);
+    if (token)
+        note_token(c, x);
     if (!c->primed && j->in_prompt && x->what != ESP_SERVICE_CANCELLED) {
         c->primed = true;
         esp_choice_feed(c, j->forced, strlen(j->forced));
     }
     if (token && c->end == ESP_END_NONE && !c->resume && !j->cancelled)
         esp_choice_token(c, x);
+    j->call->first_token = 0; /* what was held back then is not counted */
     if (x->last)
         end_run(c, x);
 }

@@ -14,6 +14,7 @@
 #include "text/stop.h"
 #include "text/toolcall.h"
 
+#include "serve/logprobs.h"
 #include "serve/server.h"
 
 enum { ESP_MAX_STOPS = 16, ESP_MAX_STOP_TOKENS = 64, ESP_MAX_CHOICES = 16 };
@@ -58,7 +59,7 @@ struct esp_gen {
     esp_token stop_tokens[ESP_MAX_STOP_TOKENS];
     size_t n_stop_token;
     bool include_stop;
-    bool logprobs, reasoning_logprobs;
+    bool logprobs, reasoning_logprobs, processed_logprobs;
     uint32_t top;
     bool no_cache;
     int32_t priority;
@@ -230,10 +231,11 @@ void esp_choice_finish(struct esp_choice *c, const struct esp_service_event *x);
 /* Rows of log-probabilities that belong to text delivered since the last call: a new array, NULL when the
  * request asked for none. all: also those behind it that never became text. */
 json_t *esp_choice_rows(struct esp_choice *c, bool all);
-/* {"token", "logprob", "bytes", "token_id", "top_logprobs"} of an event. */
-json_t *esp_logprob_row(const struct esp_job *j, const struct esp_service_event *x);
-/* Why the prompt's text was cached or not, in a word; and where: "ram", "disk", "none". */
+/* Why the prompt's text was cached or not, in a word. */
 const char *esp_cache_reason(const struct esp_job *j);
+/* Where the engine keeps cached texts that are not in files: "device" when it computes on one with memory
+ * of its own, else "ram". */
+const char *esp_cache_tier(const struct esp_server *s);
 /* Seconds until a request that comes now would run, from what requests have taken so far. */
 double esp_wait_estimate(const struct esp_server *s);
 uint64_t esp_choice_tokens(const struct esp_choice *c);

@@ -241,6 +241,8 @@ static void give_back(struct esp_server *s)
     s->grammars = NULL;
     esp_breakers_close(s->breakers);
     s->breakers = NULL;
+    esp_token_names_close(s->names);
+    s->names = NULL;
     s->life.state = ESP_LIFE_FALLING;
     s->life.since = esp_serve_now();
     if (esp_background_run(s->background, leave, left, s, &err) != ESP_OK)
@@ -428,6 +430,7 @@ void esp_life_close(struct esp_server *s)
     esp_service_close(s->service);
     esp_grammars_close(s->grammars);
     esp_breakers_close(s->breakers);
+    esp_token_names_close(s->names);
     esp_mounts_close(s->adapters);
     if (s->engine)
         esp_engine_flush(s->engine, NULL);

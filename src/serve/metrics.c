@@ -12,11 +12,14 @@
 #include <sys/resource.h>
 
 #include "serve/adapters.h"
+#include "serve/job.h"
 #include "serve/life.h"
 #include "serve/route.h"
 #include "serve/server.h"
 
 /* Each ends with a zero. */
+const double esp_buckets_own[] = {.0001, .0002, .0005, .001, .002, .005, .01, .02, .05,
+                                  .1,    .2,    .5,    1,    2,    5,    10,  0};
 const double esp_buckets_ttft[] = {.001, .005, .01, .02, .04, .06, .08, .1,  .25, .5,   .75, 1,
                                    2.5,  5,    7.5, 10,  20,  40,  80,  160, 640, 2560, 0};
 const double esp_buckets_token[] = {.001, .002, .005, .01, .025, .05, .075, .1, .15, .2,
@@ -277,7 +280,8 @@ static void memory(const struct page *p, const struct esp_server *s, const esp_s
     one(p, "espalier:kv_bytes", "gauge", (double)t->pages_used * (double)s->units.page);
     one(p, "espalier:checkpoint_bytes", "gauge", (double)t->cache_checkpoints * (double)s->units.slot);
     head(p, "espalier:cache_tier_bytes", "gauge");
-    line(p, "espalier:cache_tier_bytes", "tier", "ram", (double)t->cache_checkpoints * (double)s->units.slot);
+    line(p, "espalier:cache_tier_bytes", "tier", esp_cache_tier(s),
+         (double)t->cache_checkpoints * (double)s->units.slot);
     line(p, "espalier:cache_tier_bytes", "tier", "disk", (double)t->disk_bytes);
     one(p, "espalier:cache_texts", "gauge", t->cache_texts);
     one(p, "espalier:cache_evictions_total", "counter", (double)t->cache_evictions);
@@ -384,6 +388,8 @@ void esp_metrics_write(struct esp_server *s, struct esp_strbuf *out)
     errors(&p, s);
     steps(&p, &t);
     histogram(&p, "espalier:grammar_compile_seconds", &m->grammar, esp_buckets_phase);
+    histogram(&p, "espalier:request_overhead_seconds", &m->overhead, esp_buckets_own);
+    histogram(&p, "espalier:prompt_build_seconds", &m->prompt_build, esp_buckets_own);
     histogram(&p, "vllm:time_to_first_token_seconds", &m->ttft, esp_buckets_ttft);
     histogram(&p, "vllm:inter_token_latency_seconds", &m->inter_token, esp_buckets_token);
     histogram(&p, "vllm:e2e_request_latency_seconds", &m->e2e, esp_buckets_phase);

@@ -26,6 +26,7 @@ enum { ESP_CACHE_REASONS = 7 };
 extern const char *const esp_cache_reasons[ESP_CACHE_REASONS];
 
 struct esp_metrics {
+    struct esp_histogram overhead, prompt_build;
     struct esp_histogram ttft, inter_token, e2e, queue, prefill, decode, inference, grammar;
     struct esp_histogram prompt_tokens, output_tokens, max_tokens, n;
     uint64_t finished[ESP_CLASSES];
@@ -50,7 +51,8 @@ void esp_minute_note(struct esp_minute *m, double now, uint64_t first, uint64_t 
 double esp_minute_rate(const struct esp_minute *m, uint64_t count, int which);
 
 void esp_observe_seconds(struct esp_histogram *h, const double *buckets, double x);
-extern const double esp_buckets_ttft[], esp_buckets_token[], esp_buckets_phase[], esp_buckets_count[];
+extern const double esp_buckets_own[], esp_buckets_ttft[], esp_buckets_token[], esp_buckets_phase[],
+    esp_buckets_count[];
 void esp_count_http(struct esp_metrics *m, int route, int status);
 
 struct esp_server;

@@ -272,9 +272,8 @@ void esp_params_read(struct esp_fields *f, struct esp_gen *g, const struct esp_s
         g->no_cache = !on;
     esp_field_bool(f, "stream", &g->stream);
     esp_field_real(f, "sse_ping_interval", ESP_FROM, -1, 86400, &g->ping);
-    if (esp_field_word(f, "logprobs_mode", "raw|processed", &mode) && mode == 1)
-        esp_api_fail(f->e, "unsupported_value", "logprobs_mode",
-                     "logprobs_mode: 'processed' is not in this version; raw is accepted");
+    if (esp_field_word(f, "logprobs_mode", "raw|processed", &mode))
+        g->processed_logprobs = mode == 1;
     esp_field_bool(f, "return_progress", &g->progress);
     esp_field_bool(f, "cache_debug", &g->debug_cache);
     esp_mounts_read(f, g, s);

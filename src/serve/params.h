@@ -33,6 +33,7 @@ struct esp_chat_params {
     const int64_t *effort_budgets; /* the server's */
     bool no_generation_prompt, continue_final;
     bool include_reasoning, raw_reasoning;
+    bool truncate;     /* leave the oldest turns out where the prompt does not fit */
     double keep_tools; /* seconds: cache_control of a tool; 0: none */
 };
 
@@ -65,6 +66,13 @@ void esp_prompt_free(struct esp_prompt *p);
 /* Render and tokenize. False with e. */
 bool esp_prompt_chat(struct esp_prompt *out, const struct esp_chat_params *p, const struct esp_server *s,
                      struct esp_api_error *e);
+/*
+ * With p->truncate: as few of the oldest turns as make room are taken out of p->messages, which says how
+ * many in a warning, and the prompt is made anew. What stands in front of the first user's message and the
+ * last turn stay, so it may still not fit. False with e.
+ */
+bool esp_prompt_truncate(struct esp_prompt *out, struct esp_chat_params *p, struct esp_gen *g,
+                         const struct esp_server *s, struct esp_api_error *e);
 /* Make it ready for a generation with g, whose grammar is known: what is forced, what is banned. */
 bool esp_prompt_finish(struct esp_prompt *out, const struct esp_chat_params *p, struct esp_gen *g,
                        const struct esp_server *s, struct esp_api_error *e);
@@ -92,8 +100,6 @@ void esp_start_count(struct esp_call *c, struct esp_chat_params *p, struct esp_g
 void esp_reply_job_error(struct esp_job *j);
 /* The whole answer of a generation with its headers; v is released. */
 void esp_reply_answer(struct esp_call *c, json_t *v);
-/* The begin of every streamed reply. */
-void esp_start_stream(struct esp_job *j, void (*ping)(struct esp_call *c));
 
 /* Text or ids, as completions have them. */
 bool esp_prompt_text(struct esp_ids *out, const struct esp_server *s, const char *text, size_t len,

@@ -56,7 +56,8 @@ static json_t *request_part(const struct esp_call *c)
         esp_as_written(a->gen.sampling.temperature), "top_p", esp_as_written(a->gen.sampling.top_p), "text",
         or_other(json_object_get(b, "text"), json_pack("{s:{s:s}}", "format", "type", "text")), "tool_choice",
         or_other(json_object_get(b, "tool_choice"), json_string("auto")), "tools",
-        or_other(json_object_get(b, "tools"), json_array()), "truncation", "disabled", "max_output_tokens",
+        or_other(json_object_get(b, "tools"), json_array()), "truncation",
+        a->p.truncate ? "auto" : "disabled", "max_output_tokens",
         a->gen.max_tokens >= 0 ? json_integer(a->gen.max_tokens) : json_null(), "metadata",
         or_other(json_object_get(b, "metadata"), json_object()));
 }
@@ -453,7 +454,7 @@ static void on_done(struct esp_job *j)
     const char *status;
     json_t *object;
 
-    if (broken && !a->gen.stream) {
+    if (broken && !j->call->streaming) {
         esp_reply_job_error(j);
         return;
     }

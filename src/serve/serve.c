@@ -48,6 +48,7 @@ void esp_serve_defaults(struct esp_serve_opts *o)
     o->shutdown_timeout = 60;
     o->queue_timeout = 600;
     o->sse_ping = 5;
+    o->strict_history = true;
     o->sampling = (struct esp_serve_sampling){NAN,
                                               NAN,
                                               NAN,
@@ -146,6 +147,7 @@ static struct esp_http_opts http_opts(struct esp_server *s)
                                   .keepalive_timeout = o->keepalive_timeout,
                                   .handle = esp_call_handle,
                                   .refuse = esp_call_refuse,
+                                  .sent = esp_overhead_sent,
                                   .user = s,
                                   .guard = o->guard};
 }
@@ -203,6 +205,15 @@ static void look_at_jobs(struct esp_server *s, double now)
     }
 }
 
+/* A silent stream; one that still waits for its row opens with it. */
+static void keep_alive(struct esp_call *c, double now)
+{
+    if (c->waits_to_open)
+        c->queue_ms = 1000 * (now - c->started);
+    esp_sse_open(c);
+    c->ping(c);
+}
+
 static void note_minute(struct esp_server *s, double now)
 {
     esp_stats t;
@@ -232,9 +243,9 @@ static void on_tick(evutil_socket_t fd, short what, void *arg)
     esp_life_tick(s, now);
     for (struct esp_call *c = s->calls; c; c = next) {
         next = c->next;
-        if (c->ping && c->r && c->streaming && c->ping_interval >= 0 &&
+        if (c->ping && c->r && (c->streaming || c->waits_to_open) && c->ping_interval >= 0 &&
             now - c->last_write >= c->ping_interval)
-            c->ping(c);
+            keep_alive(c, now);
     }
     if (s->phase == ESP_PHASE_DRAINING)
         keep_draining(s, now);

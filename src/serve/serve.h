@@ -100,8 +100,9 @@ struct esp_serve_opts {
     bool text_in_thinking;                    /* a call inside <think> is text */
     bool late_system_user, late_system_error; /* a system message behind others: as a user's, or refused; else
                                                  merged into the first */
-    bool keep_attribution;                    /* do not drop a client's attribution line */
-    uint32_t replay_entries;                  /* turns kept for exact replay */
+    bool strict_history;     /* earlier calls whose arguments are no JSON object are refused */
+    bool keep_attribution;   /* do not drop a client's attribution line */
+    uint32_t replay_entries; /* turns kept for exact replay */
     uint64_t replay_bytes;
     double replay_ttl;       /* seconds */
     const char *replay_dir;  /* keep them in a file there; NULL: in memory */

@@ -17,6 +17,7 @@
 #include "serve/fields.h"
 #include "serve/http.h"
 #include "serve/metrics.h"
+#include "serve/overhead.h"
 #include "serve/proxies.h"
 #include "serve/serve.h"
 
@@ -32,6 +33,7 @@ struct esp_diag;
 struct esp_grammars;
 struct esp_breakers;
 struct esp_slot;
+struct esp_token_names;
 
 /* Requests that the log tells of: those that failed by our fault, by anybody's, all. */
 enum esp_phase { ESP_PHASE_LOADING, ESP_PHASE_READY, ESP_PHASE_DRAINING, ESP_PHASE_FAILED };
@@ -94,6 +96,7 @@ struct esp_server {
     struct esp_call *calls; /* those alive */
     struct esp_job *jobs;   /* generations that have not ended */
     struct esp_metrics metrics;
+    struct esp_overhead overhead;
     struct esp_minute minute; /* tokens of prompts, of answers */
     struct esp_keys *keys;
     struct esp_content *content; /* NULL: not logged */
@@ -103,8 +106,9 @@ struct esp_server {
     struct esp_diag *diag;
     struct esp_grammars *grammars;
     struct esp_breakers *breakers;
-    json_t *recent;         /* array of the last requests */
-    struct esp_slot *slots; /* [n_slot] */
+    struct esp_token_names *names; /* of logprobs.h; NULL until they are wanted */
+    json_t *recent;                /* array of the last requests */
+    struct esp_slot *slots;        /* [n_slot] */
     uint32_t n_slot;
     uint64_t slot_clock;
     json_t *namespaces; /* of the cache: hexadecimal to the adapters' names */
@@ -133,6 +137,10 @@ struct esp_call {
     struct esp_api_error e;
     double started, last_write;
     bool streaming, replied;
+    /* A stream that has not begun: it opens when its prompt begins to run, or with a keep-alive. */
+    bool waits_to_open;
+    void (*begin)(struct esp_job *j); /* its first frames; NULL: none */
+    struct esp_job *begins;
     atomic_bool gone; /* r is NULL; for work beside the loop, which then need not be done */
     unsigned n_job;   /* generations of this call that have not ended */
     void *answer;     /* of the dialect, freed by free_answer */
@@ -145,6 +153,10 @@ struct esp_call {
     uint64_t n_prompt, n_cached, n_output;
     double queue_ms, ttft_ms;
     char adapter[64];
+    /* Of overhead.h: seconds of rendering and tokenizing, and of waiting for a grammar; when the first
+     * token came from the engine, until it is written; not to be counted. */
+    double prompt_seconds, grammar_seconds, submitted, first_token;
+    bool uncounted;
 };
 
 /* ---- replies ---- */
@@ -153,12 +165,18 @@ struct esp_call {
 void esp_reply_json(struct esp_call *c, int status, json_t *v);
 void esp_reply_text(struct esp_call *c, int status, const char *type, const char *text, size_t len);
 void esp_reply_empty(struct esp_call *c, int status);
+/* The header of every generation: how long it waited for its row. */
+void esp_queue_header(struct esp_call *c);
 /* The reply has been decided: it is logged, and the client is no longer ours. */
 void esp_reply_close(struct esp_call *c, int status);
 /* c->e as an error body with its headers. */
 void esp_reply_error(struct esp_call *c);
 /* Server-sent events: the reply begins, one frame (event NULL: data alone), a comment, the end. */
 void esp_sse_begin(struct esp_call *c);
+/* The same later: the status of a request that fails in the queue is its error's. ping as in esp_call. */
+void esp_sse_expect(struct esp_call *c, void (*ping)(struct esp_call *c), double ping_interval);
+/* Now, if the stream has not begun. */
+void esp_sse_open(struct esp_call *c);
 void esp_sse_data(struct esp_call *c, const char *event, json_t *v);
 void esp_sse_write(struct esp_call *c, const struct esp_strbuf *b); /* frames as they are */
 void esp_sse_line(struct esp_call *c, const char *line);

@@ -64,10 +64,32 @@ void esp_sse_begin(struct esp_call *c)
     esp_sse_last_words(c, -1);
 }
 
+void esp_sse_expect(struct esp_call *c, void (*ping)(struct esp_call *c), double ping_interval)
+{
+    c->waits_to_open = true;
+    c->ping = ping;
+    c->ping_interval = ping_interval;
+}
+
+void esp_sse_open(struct esp_call *c)
+{
+    if (!c->waits_to_open)
+        return;
+    c->waits_to_open = false;
+    if (!c->r)
+        return;
+    esp_queue_header(c);
+    esp_sse_begin(c);
+    if (c->begin)
+        c->begin(c->begins);
+}
+
 /* A write may end in on_gone, which clears c->r; the call itself lives while a job of it does. */
 void esp_sse_write(struct esp_call *c, const struct esp_strbuf *b)
 {
     c->last_write = esp_serve_now();
+    if (c->r && c->first_token > 0)
+        esp_overhead_written(c);
     if (c->r && !b->failed)
         esp_http_write(c->r, esp_strbuf_str(b), b->len);
 }

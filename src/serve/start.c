@@ -20,23 +20,14 @@ struct starting {
     struct esp_prompt prompt;
     struct esp_api_error e; /* of the prompt */
     bool rendered;
+    double seconds, asked;                           /* that it took; when the grammar was asked for */
     void (*counted)(struct esp_call *c, uint64_t n); /* NULL: it is to be run */
 };
 
-void esp_start_stream(struct esp_job *j, void (*ping)(struct esp_call *c))
-{
-    esp_sse_begin(j->call);
-    j->call->ping = ping;
-    j->call->ping_interval = j->gen->ping;
-}
-
 void esp_reply_answer(struct esp_call *c, json_t *v)
 {
-    char ms[32];
-
-    snprintf(ms, sizeof ms, "%.1f", c->queue_ms);
     if (c->r)
-        esp_http_header(c->r, "x-espalier-queue-ms", ms);
+        esp_queue_header(c);
     esp_reply_json(c, 200, v);
 }
 
@@ -61,8 +52,9 @@ static void submit(struct starting *x)
     opts.sink = x->o.sink;
     opts.call_prefix = x->o.call_prefix;
     if (esp_job_start(&j, &opts, limit, &c->e) && x->o.gen->stream) {
-        esp_start_stream(j, x->o.ping);
-        x->o.begin(j);
+        c->begin = x->o.begin;
+        c->begins = j;
+        esp_sse_expect(c, x->o.ping, x->o.gen->ping);
     }
 }
 
@@ -71,6 +63,7 @@ static void grammar_known(void *user)
     struct starting *x = user;
     struct esp_call *c = x->o.call;
 
+    c->grammar_seconds = esp_serve_now() - x->asked;
     if (c->r && !c->e.http && !x->counted)
         submit(x);
     esp_mounts_hold(c->s, x->o.gen->adapters, x->o.gen->n_adapter, -1);
@@ -89,6 +82,8 @@ static void got_prompt(struct starting *x)
     struct esp_call *c = x->o.call;
     struct esp_constrain_ask ask;
 
+    c->prompt_seconds = x->seconds;
+    x->asked = esp_serve_now();
     if (x->e.http) {
         c->e = x->e;
         memset(&x->e, 0, sizeof x->e);
@@ -112,11 +107,16 @@ static void got_prompt(struct starting *x)
 static esp_status render(void *arg, esp_error *err)
 {
     struct starting *x = arg;
+    double start;
 
     (void)err;
     if (atomic_load(&x->o.call->gone))
         return ESP_OK;
+    start = esp_serve_now();
     x->rendered = esp_prompt_chat(&x->prompt, x->o.p, x->o.call->s, &x->e);
+    if (x->rendered)
+        x->rendered = esp_prompt_truncate(&x->prompt, x->o.p, x->o.gen, x->o.call->s, &x->e);
+    x->seconds = esp_serve_now() - start;
     esp_diag_facts(&x->o.gen->facts, x->o.p->messages, x->o.p->tools, x->rendered && x->prompt.thinking);
     return ESP_OK;
 }

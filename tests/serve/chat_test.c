@@ -490,9 +490,14 @@ static void test_drain(void **state)
     for (int i = 0; i < 3; i++)
         assert_true(client_until(fds[i], &b[i], "\"text\"", 60));
     server_ask_stop(&s);
-    for (int i = 0; i < 6; i++) { /* those that waited end at once, the others when their time is over */
+    for (int i = 0; i < 6;
+         i++) { /* those that waited are refused at once, the others end when their time is over */
         assert_true(client_until(fds[i], &b[i], "\"code\":\"draining\"", 60));
-        assert_true(client_until(fds[i], &b[i], "\r\n0\r\n\r\n", 60));
+        assert_int_equal(strncmp(esp_strbuf_str(&b[i]), i < 3 ? "HTTP/1.1 200" : "HTTP/1.1 503", 12), 0);
+        if (i < 3)
+            assert_true(client_until(fds[i], &b[i], "\r\n0\r\n\r\n", 60));
+        else
+            assert_non_null(strstr(esp_strbuf_str(&b[i]), "\r\nRetry-After: "));
     }
     assert_int_equal(server_join(&s), ESP_OK);
     for (int i = 0; i < 6; i++) {

@@ -382,7 +382,7 @@ static void test_responses_refused(void **state)
         {"{'input':[{'role':'user','content':[{'type':'input_image'}]}]}", "messages[0].content[0]"},
         {"{'input':'x','background':true}", "background"},
         {"{'input':'x','conversation':'c'}", "conversation"},
-        {"{'input':'x','truncation':'auto'}", "truncation"},
+        {"{'input':'x','truncation':'some'}", "truncation"},
         {"{'input':'x','text':{'format':{'type':'json_schema'}}}", "text.format"},
         {"{'input':'x','reasoning':{'effort':'big'}}", "reasoning.effort"},
         {"{'input':'x','n':2}", "n"},

@@ -45,7 +45,8 @@ static int occupy(const struct server *s)
     return fd;
 }
 
-/* A stream that waits too long has begun already: it ends with its protocol's error, and without an end. */
+/* A stream that waits too long: before it has begun its error has the status of any other; one that a
+ * keep-alive has opened ends with its protocol's error, and without an end. */
 static void check_streams(const struct server *s, int fd)
 {
     static const struct {
@@ -61,9 +62,16 @@ static void check_streams(const struct server *s, int fd)
 
         close(fd); /* an answer that has not filled its context before this one has waited */
         fd = occupy(s);
-        r = client_postf(s, rows[i].path, 200, "{%s,'stream':true}", rows[i].fields);
+        r = client_postf(s, rows[i].path, 429, "{%s,'stream':true}", rows[i].fields);
+        assert_string_equal(text_at(r.json, "error.type"), "rate_limit_error");
+        assert_non_null(reply_header(&r, "Retry-After"));
+        reply_free(&r);
+        close(fd);
+        fd = occupy(s);
+        r = client_postf(s, rows[i].path, 200, "{%s,'stream':true,'sse_ping_interval':0.05}", rows[i].fields);
         if (!strstr(r.body, rows[i].error) || strstr(r.body, "[DONE]") || strstr(r.body, "message_stop"))
             fail_msg("%s: %s", rows[i].path, r.body);
+        assert_true(strtod(reply_header(&r, "x-espalier-queue-ms"), NULL) >= 50);
         reply_free(&r);
     }
     close(fd);

@@ -147,11 +147,54 @@ static void test_tool_loop(void **state)
     reply_free(&next);
 }
 
+/* Calls of other servers whose arguments are no JSON object: text in the prompt and a warning, or refused. */
+static void test_odd_arguments(void **state)
+{
+    static const char *const odd[] = {"'{\\'word\\': pen'", "'[1,2]'", "'pencil'", "[1,2]",
+                                      "'{\\'a\\':1,\\'a\\':2}'"};
+    static const char *const shown[] = {"{\"word\": pen", "[1,2]", "pencil", "[1,2]", "{\"a\":1,\"a\":2}"};
+    static const char talk[] =
+        "{'messages':[{'role':'user','content':'x'},{'role':'assistant','content':'','tool_calls':[{'id':'a',"
+        "'type':'function','function':{'name':'look_up','arguments':'{\\'word\\':\\'river\\'}'}},{'id':'b',"
+        "'function':{'name':'look_up','arguments':%s}}]},{'role':'tool','tool_call_id':'a','content':'y'}],"
+        "'max_tokens':2}";
+    struct server lenient;
+    char want[256];
+    struct reply r;
+
+    (void)state;
+    server_init(&lenient);
+    lenient.o.strict_history = false;
+    server_start(&lenient);
+    for (size_t i = 0; i < sizeof odd / sizeof odd[0]; i++) {
+        r = client_postf(&lenient, "/v1/chat/completions", 200, talk, odd[i]);
+        assert_non_null(strstr(text_at(r.json, "ext.warnings.0"),
+                               "messages[1].tool_calls[1].function.arguments: not a JSON object"));
+        reply_free(&r);
+        r = client_postf(&lenient, "/apply-template", 200, talk, odd[i]);
+        snprintf(want, sizeof want,
+                 "<function=look_up>\n<parameter=word>\nriver\n</parameter>\n</function>\n</tool_call>\n"
+                 "<tool_call>\n<function=look_up>\n<parameter=arguments>\n%s\n</parameter>",
+                 shown[i]);
+        if (!strstr(text_at(r.json, "prompt"), want))
+            fail_msg("%s is not in %s", want, text_at(r.json, "prompt"));
+        reply_free(&r);
+        r = client_postf(&shared, "/v1/chat/completions", 400, talk, odd[i]);
+        assert_string_equal(text_at(r.json, "error.param"), "messages[1].tool_calls[1].function.arguments");
+        assert_string_equal(text_at(r.json, "error.code"), "invalid_value");
+        reply_free(&r);
+    }
+    r = client_postf(&shared, "/v1/chat/completions", 200, talk, "''"); /* some clients send that for none */
+    assert_int_equal(json_array_size(at(r.json, "ext.warnings")), 0);
+    reply_free(&r);
+    server_stop(&lenient);
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_stable_history),
-                                       cmocka_unit_test(test_same_answer_twice),
-                                       cmocka_unit_test(test_tool_loop)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_stable_history), cmocka_unit_test(test_same_answer_twice),
+        cmocka_unit_test(test_tool_loop), cmocka_unit_test(test_odd_arguments)};
 
     return cmocka_run_group_tests(tests, start_plain, stop);
 }

@@ -17,13 +17,14 @@
 
 #include "program/load_texts.h"
 
-enum { N_BODIES = 12 };
+enum { N_BODIES = 12, MOST_US = 25 /* of the loop for a token of a stream */ };
 
 /* %s: stream and seed. Kinds that meet in one batch: greedy, seeded, structured, with tools, with thinking,
- * with log-probabilities (3 KiB an event), ends kept out by min_tokens. */
+ * with log-probabilities (3 KiB an event), ends kept out by min_tokens; answers of 12 to 256 tokens. */
 static const char *const bodies[N_BODIES] = {
     "{'messages':[{'role':'user','content':'Spell: garden'}],'temperature':0,'max_tokens':16%s}",
-    "{'messages':[{'role':'user','content':'Spell: river'}],'temperature':1,'seed':11,'max_tokens':20%s}",
+    "{'messages':[{'role':'user','content':'Spell: "
+    "river'}],'temperature':1,'seed':11,'ignore_eos':true,'max_tokens':256%s}",
     "{'messages':[{'role':'user','content':'Repeat: red blue green'}],'temperature':0,'max_tokens':24%s}",
     "{'messages':[{'role':'system','content':'Be brief.'},{'role':'user','content':'Spell: dog'}],"
     "'temperature':0.8,'top_p':0.9,'seed':12,'min_tokens':20,'max_tokens':28%s}",
@@ -36,15 +37,16 @@ static const char *const bodies[N_BODIES] = {
     "'function','function':{'name':'look_up','parameters':{'type':'object','properties':{'word':{'type':"
     "'string'}},'required':['word']}}}],'tool_choice':'required'%s}",
     "{'messages':[{'role':'user','content':'Spell: stone'}],'enable_thinking':true,'temperature':1,'seed':13,"
-    "'max_tokens':24%s}",
+    "'max_tokens':128%s}",
     "{'messages':[{'role':'user','content':'Spell: cat'}],'temperature':1,'seed':14,'logprobs':true,"
     "'top_logprobs':20,'max_tokens':16%s}",
     "{'messages':[{'role':'user','content':'Spell: house'}],'temperature':1,'seed':15,'presence_penalty':1,"
-    "'max_tokens':16%s}",
+    "'ignore_eos':true,'max_tokens':64%s}",
     "{'messages':[{'role':'user','content':'Spell: tree'}],'temperature':1,'seed':16,'min_p':0.05,"
     "'stop':['zz','e e'],'min_tokens':8,'max_tokens':20%s}",
     "{'messages':[{'role':'user','content':'Spell: garden'},{'role':'assistant','content':'g a r d e n'},"
-    "{'role':'user','content':'Spell: cold'}],'temperature':0,'max_tokens':12%s}",
+    "{'role':'user','content':'Spell: "
+    "cold'}],'temperature':0.7,'seed':17,'ignore_eos':true,'max_tokens':128%s}",
     "{'messages':[{'role':'user','content':'Once upon a time there was a garden behind the house.'}],"
     "'temperature':0,'cache_prompt':false,'min_tokens':30,'max_tokens':30%s}"};
 
@@ -116,6 +118,57 @@ static double per_token(const struct process *p, double cpu, double tokens)
     return 1e6 * (process_loop_cpu(p) - cpu) / (process_stat(p, "scheduler.generated_tokens") - tokens);
 }
 
+/* ---- what a request costs, and what a token does ---- */
+
+enum { SHORT_ANSWER = 8, LONG_ANSWER = 200 };
+
+/* Plain chats of one length; user points to it. */
+static void plain_body(void *user, uint64_t i, struct esp_strbuf *out)
+{
+    assert_true(
+        esp_strbuf_printf(out,
+                          "{\"messages\":[{\"role\":\"system\",\"content\":\"Be brief.\"},{\"role\":\"user\","
+                          "\"content\":\"Tell me of the garden, number %d.\"}],\"temperature\":1,\"seed\":%d,"
+                          "\"ignore_eos\":true,\"max_tokens\":%d,\"stream\":true}",
+                          (int)(i % 8), (int)(i % 8), *(const int *)user));
+}
+
+/* Seconds of the loop for one request whose answer has so many tokens. */
+static double per_request(const struct process *p, int tokens, const struct esp_load_opts *like,
+                          uint64_t requests)
+{
+    struct esp_load_opts o = *like;
+    struct esp_load_report r;
+    double cpu;
+
+    o.body = plain_body;
+    o.whole = NULL;
+    o.user = &tokens;
+    o.leave = o.stall = 0;
+    o.seconds = 0;
+    o.requests = requests;
+    process_idle(p);
+    cpu = process_loop_cpu(p);
+    run(&r, &o);
+    process_idle(p);
+    cpu = (process_loop_cpu(p) - cpu) / (double)r.whole;
+    esp_load_report_free(&r);
+    return cpu;
+}
+
+/* A line through two lengths of answers. */
+static void tell_costs(const struct process *p, const struct esp_load_opts *like)
+{
+    const uint64_t n = TEST_SANITIZED ? 8 : long_seconds() > 0 ? 128 : 64;
+    const double a = per_request(p, SHORT_ANSWER, like, 4 * n), b = per_request(p, LONG_ANSWER, like, n),
+                 token = (b - a) / (LONG_ANSWER - SHORT_ANSWER), request = a - SHORT_ANSWER * token;
+
+    print_message("loop: %.0f us a request and %.1f us a token of a plain chat\n", 1e6 * request,
+                  1e6 * token);
+    if (!TEST_SANITIZED && long_seconds() > 0)
+        assert_true(1e6 * token <= MOST_US);
+}
+
 /* A short load, and with ESPALIER_LOAD one of that many seconds, whose first third counts as warming up. */
 static void test_load(void **state)
 {
@@ -124,7 +177,7 @@ static void test_load(void **state)
     struct esp_load_report r;
     struct esp_load_opts o;
     struct process p;
-    double cpu, tokens, before, after, us;
+    double cpu, tokens, made, before, after, us;
 
     (void)state;
     start(&p, &texts, "16");
@@ -145,15 +198,19 @@ static void test_load(void **state)
     run(&r, &o);
     process_idle(&p);
     us = per_token(&p, cpu, tokens);
+    made = process_stat(&p, "scheduler.generated_tokens") - tokens;
     after = process_rss(&p);
-    print_message(
-        "%.1f s: %llu whole, %llu left, %llu stalled; loop %.1f us a token; resident %.1f then %.1f MiB\n",
-        r.seconds, (unsigned long long)r.whole, (unsigned long long)r.left, (unsigned long long)r.stalled, us,
-        before / 1048576, after / 1048576);
+    print_message("%.1f s: %llu whole, %llu left, %llu stalled, %.0f tokens; loop %.1f us a token, %.0f a "
+                  "request with it; "
+                  "resident %.1f then %.1f MiB\n",
+                  r.seconds, (unsigned long long)r.whole, (unsigned long long)r.left,
+                  (unsigned long long)r.stalled, made, us, us * made / (double)r.sent, before / 1048576,
+                  after / 1048576);
     if (!TEST_SANITIZED)
         assert_true(after < before * (seconds > 0 ? 1.02 : 1.25));
     esp_load_report_free(&r);
     assert_int_equal((int)process_stat(&p, "memory.slots_used"), (int)process_stat(&p, "cache.checkpoints"));
+    tell_costs(&p, &o);
     process_stop(&p);
     esp_load_texts_free(&texts);
 }

@@ -68,7 +68,7 @@ static const struct {
     {"'logit_bias':{'1':101}", "logit_bias", "invalid_value"},
     {"'top_logprobs':2", "top_logprobs", "invalid_value"},
     {"'logprobs':true,'top_logprobs':21", "top_logprobs", "invalid_value"},
-    {"'logprobs_mode':'processed'", "logprobs_mode", "unsupported_value"},
+    {"'logprobs_mode':'cooked'", "logprobs_mode", "invalid_value"},
     {"'typical_p':0", "typical_p", "invalid_value"},
     {"'xtc_probability':1.5", "xtc_probability", "invalid_value"},
     {"'xtc_threshold':'low'", "xtc_threshold", "invalid_type"},

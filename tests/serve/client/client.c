@@ -65,7 +65,8 @@ static esp_status load(void *user, struct esp_serve_engine *out, esp_error *err)
                                      .context = r->s->engine.context,
                                      .rows = r->s->engine.rows,
                                      .queue = r->s->engine.queue,
-                                     .kv_tokens = r->s->engine.kv_tokens};
+                                     .kv_tokens = r->s->engine.kv_tokens,
+                                     .device = r->s->device};
     return ESP_OK;
 }
 

@@ -17,8 +17,9 @@
 struct server {
     struct esp_serve_opts o;
     esp_engine_opts engine;
-    const char *model; /* folder in the checkout, or anywhere with a / in front */
-    bool no_unload;    /* the model stays: the server cannot sleep */
+    const char *model;  /* folder in the checkout, or anywhere with a / in front */
+    bool no_unload;     /* the model stays: the server cannot sleep */
+    const char *device; /* what the server is told of the engine: "cuda:0"; NULL: the host */
     uint16_t port;
     char socket[104]; /* of unix:..., else "" */
     /* Private. */
