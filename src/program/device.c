@@ -10,6 +10,7 @@
 
 #include "program/machine.h"
 #include "program/output.h"
+#include "program/placement.h"
 
 static const char CPU[] = "cpu";
 
@@ -18,14 +19,36 @@ bool esp_device_expands(const struct esp_options *o)
     return esp_opt_for(esp_opt_get(OPT_EXPAND), o->verb) && o->v[OPT_EXPAND].i > 0;
 }
 
+/* The device by name: as --device says, or as the flags of placement do where it says auto. */
+static esp_status name_device(struct esp_session *s, const char **word, esp_error *err)
+{
+    const struct esp_options *o = s->opt;
+    const struct esp_placement *p = &s->placement;
+
+    *word = esp_opt_for(esp_opt_get(OPT_DEVICE), o->verb) ? o->v[OPT_DEVICE].s : CPU;
+    if (o->v[OPT_MACHINE].given && strcmp(*word, "auto") == 0)
+        *word = CPU; /* devices of another machine cannot be looked at */
+    ESP_TRY(esp_placement_wish(&s->placement, o, err));
+    if (!p->device[0])
+        return ESP_OK;
+    if (strcmp(*word, "auto") != 0 && !esp_placement_same(*word, p->device))
+        return esp_fail(
+            err, ESP_EINVAL,
+            "--device %.100s and %s: a model lies on one device as a whole; let both name the same one",
+            *word, p->flag);
+    if (strcmp(*word, "auto") == 0)
+        *word = strcmp(p->device, CPU) == 0 ? CPU : p->device;
+    return ESP_OK;
+}
+
 esp_status esp_device_choose(struct esp_session *s, esp_error *err)
 {
     const struct esp_options *o = s->opt;
-    const bool known = esp_opt_for(esp_opt_get(OPT_DEVICE), o->verb);
     const bool filtered = esp_opt_for(esp_opt_get(OPT_SECCOMP), o->verb) && o->v[OPT_SECCOMP].on;
-    const char *word = known ? o->v[OPT_DEVICE].s : CPU;
+    const char *word;
     esp_error why = {0};
 
+    ESP_TRY(name_device(s, &word, err));
     s->auto_device = strcmp(word, "auto") == 0;
     s->device = s->auto_device ? "cuda:0" : word;
     if (s->auto_device && (filtered || esp_device_expands(o)))
@@ -47,7 +70,8 @@ esp_status esp_device_choose(struct esp_session *s, esp_error *err)
         return why.status == ESP_EINVAL
                    ? esp_fail(err, ESP_EINVAL, "--device: '%.200s' is not one of auto, cpu, cuda, cuda:N",
                               word)
-                   : esp_fail(err, why.status, "--device: %s", why.message);
+                   : esp_fail(err, why.status, "%s: %s",
+                              s->placement.device[0] ? s->placement.flag : "--device", why.message);
     esp_say_detail("computing on the CPU: %s", why.message);
     s->device = CPU;
     return esp_device_look(&s->about, s->device, false, err);
@@ -61,7 +85,7 @@ void esp_device_settle(struct esp_session *s)
     esp_error why = {0};
 
     s->engine_opts.device = s->device;
-    if (!s->auto_device || s->about.memory == 0)
+    if (!s->auto_device || s->about.memory == 0 || s->opt->v[OPT_FIT].i > 0) /* --fit off */
         return;
     o.device = s->device;
     o.memory_budget = 0;

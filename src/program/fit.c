@@ -131,8 +131,10 @@ static json_t *kv_schemes(const struct esp_fit *f)
 
 bool esp_fit_fits(const struct esp_fit *f)
 {
-    return f->plan.total <= f->budget &&
-           (f->machine.ram_available == 0 || f->plan.host <= f->machine.ram_available);
+    const uint64_t given = f->session->about.memory ? esp_placement_host_budget(f->session) : 0,
+                   host = given ? given : f->machine.ram_available;
+
+    return f->plan.total <= f->budget && (host == 0 || f->plan.host <= host);
 }
 
 /* The device that was chosen, when it has memory of its own. */

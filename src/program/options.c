@@ -222,9 +222,10 @@ struct cursor {
     int i;
 };
 
-static esp_status parse_long(struct esp_options *out, struct cursor *c, esp_error *err)
+/* word: behind the dashes. */
+static esp_status parse_long(struct esp_options *out, struct cursor *c, const char *word, esp_error *err)
 {
-    const char *word = c->argv[c->i] + 2, *value = strchr(word, '=');
+    const char *value = strchr(word, '=');
     const size_t len = value ? (size_t)(value - word) : strlen(word);
     const struct esp_opt *o = find_long(out->verb, word, len);
     struct esp_opt_value *v;
@@ -254,6 +255,15 @@ static esp_status parse_long(struct esp_options *out, struct cursor *c, esp_erro
     if (c->i + 1 >= c->argc)
         return esp_fail(err, ESP_EINVAL, "--%s needs a value: %s", o->name, o->arg);
     return esp_opt_set(v, o, false, c->argv[++c->i], err);
+}
+
+/* A second name of three letters behind one dash, as others write it: "-ngl 5". */
+static bool is_short_alias(const struct esp_verb *verb, const char *word)
+{
+    enum { LETTERS = 3 };
+    const struct esp_opt *o = strcspn(word, "=") == LETTERS ? find_long(verb, word, LETTERS) : NULL;
+
+    return o && o->alias && strncmp(o->alias, word, LETTERS) == 0;
 }
 
 /* "-qv", "-n 5", "-n5" and "-n=5". */
@@ -342,7 +352,9 @@ esp_status esp_options_parse(struct esp_options *out, const struct esp_verb *ver
         else if (strcmp(a, "--") == 0)
             only_args = true;
         else if (a[1] == '-')
-            ESP_TRY(parse_long(out, &c, err));
+            ESP_TRY(parse_long(out, &c, a + 2, err));
+        else if (is_short_alias(verb, a + 1))
+            ESP_TRY(parse_long(out, &c, a + 1, err));
         else
             ESP_TRY(parse_letters(out, &c, err));
     }

@@ -32,6 +32,7 @@ enum esp_opt_type {
     OPT_TYPE_INT,      /* least..most */
     OPT_TYPE_FLOAT,    /* least..most */
     OPT_TYPE_SIZE,     /* bytes: 512M, 1.5GiB */
+    OPT_TYPE_SIZES,    /* SIZE, DEVICE=SIZE, or several with commas between */
     OPT_TYPE_DURATION, /* seconds: 30s, 5m, 1h, 200ms */
     OPT_TYPE_STRING,
     OPT_TYPE_ENUM,
@@ -76,10 +77,10 @@ struct esp_opt_value {
     bool on;                        /* BOOL */
     int64_t i;                      /* INT, COUNT; ENUM: index of the value */
     double f;                       /* FLOAT, DURATION */
-    uint64_t size;                  /* SIZE */
-    const char *s;                  /* STRING, FILE, ENUM, MAYBE (NULL: without value) */
-    const char *list[MAX_OPT_LIST]; /* STRINGS */
-    int64_t ints[MAX_OPT_LIST];     /* INTS */
+    uint64_t size;                  /* SIZE; SIZES: of the entry without a name, 0 without one */
+    const char *s;                  /* STRING, FILE, ENUM, SIZES, MAYBE (NULL: without value) */
+    const char *list[MAX_OPT_LIST]; /* STRINGS; SIZES: names, each ending with = */
+    int64_t ints[MAX_OPT_LIST];     /* INTS; SIZES: of list */
     size_t n;
 };
 

@@ -221,6 +221,58 @@ static esp_status set_ints(struct esp_opt_value *out, const struct esp_opt *o, b
     }
 }
 
+/* Whether s[0..len) names the memory of a device: the machine's own, or a card's. */
+static bool names_memory(const char *s, size_t len)
+{
+    static const char *const words[] = {"host", "cpu", "cuda"};
+
+    for (size_t i = 0; i < sizeof words / sizeof words[0]; i++)
+        if (strlen(words[i]) == len && strncmp(words[i], s, len) == 0)
+            return true;
+    return len > 5 && strncmp(s, "cuda:", 5) == 0 && strspn(s + 5, "0123456789") == len - 5;
+}
+
+/* One entry of SIZES, s[0..len). */
+static esp_status add_size(struct esp_opt_value *out, const struct esp_opt *o, bool env, const char *s,
+                           size_t len, esp_error *err)
+{
+    const char *equals = memchr(s, '=', len), *number = equals ? equals + 1 : s;
+    char text[32];
+    uint64_t size;
+
+    snprintf(text, sizeof text, "%.*s", (int)(s + len - number), number);
+    if (equals && !names_memory(s, (size_t)(equals - s)))
+        return refuse_value(o, env, s, "of the form DEVICE=SIZE with host, cpu, cuda or cuda:N", err);
+    if (s + len - number >= (ptrdiff_t)sizeof text || !esp_parse_size(text, &size))
+        return refuse_value(o, env, s, "a size such as 512M, 8G or 1.5GiB", err);
+    ESP_TRY(check_range(o, env, text, (double)size, err));
+    if (!equals) {
+        out->size = size;
+        return ESP_OK;
+    }
+    if (out->n == MAX_OPT_LIST)
+        return refuse_value(o, env, s, "a list of at most 64 sizes", err);
+    out->list[out->n] = s;
+    out->ints[out->n++] = (int64_t)size;
+    return ESP_OK;
+}
+
+static esp_status set_sizes(struct esp_opt_value *out, const struct esp_opt *o, bool env, const char *text,
+                            esp_error *err)
+{
+    out->n = 0;
+    out->size = 0;
+    out->s = text;
+    for (const char *at = text;;) {
+        const size_t len = strcspn(at, ",");
+
+        ESP_TRY(add_size(out, o, env, at, len, err));
+        if (!at[len])
+            return ESP_OK;
+        at += len + 1;
+    }
+}
+
 static esp_status set_float(struct esp_opt_value *out, const struct esp_opt *o, bool env, const char *text,
                             esp_error *err)
 {
@@ -272,6 +324,8 @@ esp_status esp_opt_set(struct esp_opt_value *out, const struct esp_opt *o, bool 
         if (!esp_parse_size(text, &out->size))
             return refuse_value(o, env, text, "a size such as 512M, 8G or 1.5GiB", err);
         return check_range(o, env, text, (double)out->size, err);
+    case OPT_TYPE_SIZES:
+        return set_sizes(out, o, env, text, err);
     case OPT_TYPE_DURATION:
         if (!esp_parse_duration(text, &out->f))
             return refuse_value(o, env, text, "a time such as 30s, 5m or 1h", err);

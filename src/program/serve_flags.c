@@ -102,6 +102,7 @@ static void take_answers(struct esp_serve_opts *o, const struct esp_opt_value *v
     o->replay_ttl = v[OPT_REPLAY_TTL].f;
     o->replay_dir = v[OPT_CACHE_DIR].s;
     o->cache_debug = v[OPT_CACHE_DEBUG].on;
+    o->strict_history = v[OPT_STRICT_HISTORY].on;
     o->keep_attribution = !v[OPT_STRIP_ATTRIBUTION].on;
     o->response_bytes = v[OPT_RESPONSE_STORE].size;
     o->response_ttl = v[OPT_RESPONSE_TTL].f;

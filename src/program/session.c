@@ -21,6 +21,7 @@
 #include "base/mem.h"
 #include "base/strbuf.h"
 
+#include "program/cpu_mask.h"
 #include "program/device.h"
 #include "program/machine.h"
 #include "program/model_find.h"
@@ -92,12 +93,12 @@ static esp_status synthetic_fits(const struct esp_options *opt, const esp_model_
     esp_model_describe(m, &info);
     esp_model_close(m);
     esp_machine_read(&machine);
-    most = budget->given ? budget->size : machine.ram_available;
+    most = budget->size ? budget->size : machine.ram_available;
     if (most == 0 || info.weight_bytes <= most)
         return ESP_OK;
     return esp_fail(err, ESP_ENOFIT, "the weights take %llu bytes, %s is %llu",
                     (unsigned long long)info.weight_bytes,
-                    budget->given ? "the budget" : "the memory available", (unsigned long long)most);
+                    budget->size ? "the budget" : "the memory available", (unsigned long long)most);
 }
 
 static const char draft_prefix[] = "draft:";
@@ -137,6 +138,7 @@ static esp_status open_draft(struct esp_session *s, const char *name, esp_model_
         return ESP_OK;
     ESP_TRY(esp_model_find(&path, name, err));
     mo.chat_template_file = NULL; /* only its logits are of interest */
+    mo.tokenizer_dir = mo.rope_scaling = NULL;
     mo.expand = NULL;
     mo.shape_only = false;
     status = esp_model_open(&s->draft, path, &mo, err);
@@ -173,8 +175,14 @@ static esp_status open_model(struct esp_session *s, esp_model_opts *mo, esp_erro
 
 esp_status esp_session_open(struct esp_session *s, const struct esp_options *opt, esp_error *err)
 {
-    esp_model_opts mo = {
-        .threads = (uint32_t)opt->v[OPT_THREADS].i, .progress = on_progress, .progress_user = s};
+    const bool computes = esp_opt_for(esp_opt_get(OPT_MMAP), opt->verb);
+    esp_model_opts mo = {.threads = (uint32_t)opt->v[OPT_THREADS].i,
+                         .threads_batch = (uint32_t)opt->v[OPT_THREADS_BATCH].i,
+                         .tokenizer_dir = opt->v[OPT_TOKENIZER].s,
+                         .rope_scaling = opt->v[OPT_ROPE_SCALING].s,
+                         .no_mmap = computes && !opt->v[OPT_MMAP].on,
+                         .progress = on_progress,
+                         .progress_user = s};
     const char *draft;
     esp_spec spec;
     esp_status status;
@@ -182,6 +190,8 @@ esp_status esp_session_open(struct esp_session *s, const struct esp_options *opt
     memset(s, 0, sizeof *s);
     s->opt = opt;
     esp_set_log(on_log, NULL);
+    if (opt->v[OPT_CPU_MASK].given && opt->v[OPT_CPU_MASK].s)
+        ESP_TRY(esp_cpu_mask_set(opt->v[OPT_CPU_MASK].s, err));
     ESP_TRY(parse_spec(opt, &spec, &draft, err));
     ESP_TRY(esp_device_choose(s, err));
     if (opt->v[OPT_CPU].i > 0)
@@ -199,6 +209,7 @@ esp_status esp_session_open(struct esp_session *s, const struct esp_options *opt
     if (status != ESP_OK)
         return status;
     esp_model_describe(s->model, &s->info);
+    ESP_TRY(esp_placement_check(s, err));
     return esp_opt_for(esp_opt_get(OPT_ADAPTER), opt->verb) &&
                    opt->verb->id != VERB_SERVE /* mounts its own */
                ? esp_adapters_open(&s->adapters, s->model, &opt->v[OPT_ADAPTER], err)
@@ -221,7 +232,6 @@ void esp_session_engine_opts(struct esp_session *s)
         .kv_start = (uint32_t)o->v[OPT_KV_START].i,
         .state = o->v[OPT_STATE].s,
         .pack = o->v[OPT_PACK].s,
-        .memory_budget = o->v[OPT_MEMORY_BUDGET].given ? o->v[OPT_MEMORY_BUDGET].size : 0,
         .max_rank = esp_adapters_max_rank(&s->adapters),
         .adapter_bytes = esp_adapters_bytes(&s->adapters),
         .spec = spec,
@@ -230,7 +240,8 @@ void esp_session_engine_opts(struct esp_session *s)
         .draft_model = s->draft,
     };
     esp_device_settle(s);
-    if (o->v[OPT_MEMORY_BUDGET].given) {
+    s->engine_opts.memory_budget = esp_placement_budget(s);
+    if (s->engine_opts.memory_budget) {
         char text[32];
 
         esp_say_detail("memory budget: %llu bytes (%s)", (unsigned long long)s->engine_opts.memory_budget,

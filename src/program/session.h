@@ -11,6 +11,7 @@
 #include "espalier/espalier.h"
 
 #include "program/adapters.h"
+#include "program/placement.h"
 #include "program/options.h"
 #include "program/output.h"
 
@@ -22,6 +23,7 @@ struct esp_session {
     esp_model *draft; /* of --spec draft:MODEL, or NULL */
     esp_model_info info;
     struct esp_adapters adapters;
+    struct esp_placement placement;
     const char *device; /* as engine_opts has it: chosen by --device */
     bool auto_device;   /* not by its name */
     esp_device about;   /* that device */

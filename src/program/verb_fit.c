@@ -7,6 +7,7 @@
 
 #include <stdio.h>
 
+#include "base/json.h"
 #include "program/device.h"
 #include "program/fit.h"
 #include "program/output.h"
@@ -48,9 +49,9 @@ static void table(const struct esp_fit *f, bool fits)
     if (f->session->adapters.n)
         row("adapters", p->adapters, "");
     row("total", p->total, "");
-    row(f->session->opt->v[OPT_MEMORY_BUDGET].given ? "budget"
-        : device                                    ? "free on the device"
-                                                    : "available memory",
+    row(esp_placement_budget(f->session) ? "budget"
+        : device                         ? "free on the device"
+                                         : "available memory",
         f->budget, device ? f->session->about.name : "");
     if (device)
         row("and in memory", p->host, "of the machine, most of it mapped weights");
@@ -73,6 +74,40 @@ static void table(const struct esp_fit *f, bool fits)
     esp_out_printf("%s\n", fits ? "fits" : "does not fit");
 }
 
+static uint64_t bytes_of(const json_t *v, const char *key)
+{
+    const json_int_t n = json_integer_value(json_object_get(v, key));
+
+    return n > 0 ? (uint64_t)n : 0;
+}
+
+/* The machine of an earlier report, or this one. */
+static esp_status read_machine(struct esp_machine *m, const char *path, esp_error *err)
+{
+    enum { MOST = 1 << 20 };
+    json_t *doc = NULL;
+    const json_t *v;
+    const char *cpu;
+
+    esp_machine_read(m);
+    if (!path)
+        return ESP_OK;
+    ESP_TRY(esp_json_load(&doc, path, MOST, 0, err));
+    v = json_object_get(doc, "machine") ? json_object_get(doc, "machine") : doc;
+    cpu = json_string_value(json_object_get(v, "cpu"));
+    snprintf(m->cpu, sizeof m->cpu, "%s", cpu ? cpu : "unknown");
+    m->cores = (uint32_t)bytes_of(v, "cores");
+    m->ram = bytes_of(v, "ram");
+    m->ram_available = bytes_of(v, "ram_available");
+    json_decref(doc);
+    if (m->ram_available == 0)
+        m->ram_available = m->ram;
+    if (m->ram_available == 0)
+        return esp_fail(err, ESP_EFORMAT,
+                        "%s: no ram in bytes; 'espalier fit MODEL --json' prints what is read here", path);
+    return ESP_OK;
+}
+
 static esp_status compute(struct esp_fit *f, struct esp_session *session, esp_error *err)
 {
     const struct esp_options *o = session->opt;
@@ -84,7 +119,9 @@ static esp_status compute(struct esp_fit *f, struct esp_session *session, esp_er
     if (!f->ctx)
         f->ctx = limit < 32768 ? limit : 32768;
     f->rows = (uint32_t)o->v[OPT_ROWS].i;
-    f->budget = o->v[OPT_MEMORY_BUDGET].given ? o->v[OPT_MEMORY_BUDGET].size : esp_device_room(session);
+    f->budget = esp_placement_budget(session) ? esp_placement_budget(session)
+                : o->v[OPT_MACHINE].given     ? f->machine.ram_available
+                                              : esp_device_room(session);
     if (!f->budget)
         return esp_fail(err, ESP_EIO,
                         "the system does not say how much memory is available; give --memory-budget");
@@ -104,7 +141,8 @@ int esp_verb_fit(const struct esp_options *o)
     esp_status s = esp_session_open(&session, o, &err);
     bool fits = false;
 
-    esp_machine_read(&f.machine);
+    if (s == ESP_OK)
+        s = read_machine(&f.machine, o->v[OPT_MACHINE].s, &err);
     if (s == ESP_OK)
         s = compute(&f, &session, &err);
     if (s == ESP_OK) {

@@ -16,6 +16,7 @@
 #include "base/hash.h"
 #include "base/map.h"
 #include "base/mem.h"
+#include "program/cpu_mask.h"
 #include "program/device.h"
 #include "program/fit.h"
 #include "program/isolate.h"
@@ -92,14 +93,45 @@ static uint64_t budget_of(const struct serving *s)
     const uint64_t room = esp_device_room(&s->session),
                    margin = s->session.about.memory ? v[OPT_FIT_MARGIN].size / 2 : v[OPT_FIT_MARGIN].size;
 
-    if (v[OPT_MEMORY_BUDGET].given)
-        return v[OPT_MEMORY_BUDGET].size;
+    if (esp_placement_budget(&s->session))
+        return esp_placement_budget(&s->session);
     return room / 2 > margin ? room - margin : room;
 }
 
 static uint64_t in_pages(uint64_t tokens)
 {
     return (tokens + PAGE - 1) / PAGE * PAGE;
+}
+
+/* What a model beside a device with memory of its own takes of the machine's, where that has a budget. */
+static esp_status host_fits(const struct serving *s, esp_error *err)
+{
+    const uint64_t budget = esp_placement_host_budget(&s->session);
+
+    if (s->session.about.memory == 0 || budget == 0 || s->plan.host <= budget)
+        return ESP_OK;
+    return esp_fail(err, ESP_ENOFIT,
+                    "%llu bytes of the machine's memory are needed, --memory-budget gives it %llu",
+                    (unsigned long long)s->plan.host, (unsigned long long)budget);
+}
+
+/* Fewer pages than every row could fill, and then a context shorter than *context. */
+static esp_status shrink(struct serving *s, uint32_t *context, uint64_t kv, esp_error *err)
+{
+    const struct esp_opt_value *v = s->opt->v;
+    const uint32_t least = (uint32_t)v[OPT_MIN_CTX].i;
+
+    while (s->plan.total > s->budget && kv > in_pages(*context)) {
+        kv = in_pages(kv - kv / 16 - 1);
+        if (kv < in_pages(*context) || kv / PAGE < 16)
+            kv = in_pages(*context);
+        ESP_TRY(plan(s, *context, kv, err));
+    }
+    while (s->plan.total > s->budget && !v[OPT_CTX].given && *context > least) {
+        *context = *context / 2 > least ? *context / 2 : least;
+        ESP_TRY(plan(s, *context, in_pages(*context), err));
+    }
+    return ESP_OK;
 }
 
 /*
@@ -111,32 +143,24 @@ static esp_status fit(struct serving *s, esp_error *err)
     const struct esp_opt_value *v = s->opt->v;
     esp_engine_opts *e = &s->session.engine_opts;
     const uint32_t rows = (uint32_t)v[OPT_PARALLEL].i, most = s->session.info.context;
-    const uint32_t least = (uint32_t)v[OPT_MIN_CTX].i;
     uint32_t context = e->context ? e->context : most < 32768 ? most : 32768;
     const uint64_t budget = s->budget = budget_of(s);
-    uint64_t kv = in_pages(context) * rows;
+    const bool adapts = v[OPT_FIT].i == 0;
+    const uint64_t kv = in_pages(context) * rows;
     char need[32], have[32];
 
     e->memory_budget = 0;
     ESP_TRY(plan(s, context, kv, err));
     if (budget == 0)
         return ESP_OK;
-    while (s->plan.total > budget && kv > in_pages(context)) {
-        kv = in_pages(kv - kv / 16 - 1);
-        if (kv < in_pages(context) || kv / PAGE < 16)
-            kv = in_pages(context);
-        ESP_TRY(plan(s, context, kv, err));
-    }
-    while (s->plan.total > budget && !v[OPT_CTX].given && context > least) {
-        context = context / 2 > least ? context / 2 : least;
-        ESP_TRY(plan(s, context, in_pages(context), err));
-    }
+    if (adapts)
+        ESP_TRY(shrink(s, &context, kv, err));
     if (s->plan.total <= budget)
-        return ESP_OK;
-    return esp_fail(err, ESP_ENOFIT,
-                    "%s are needed for %u tokens and %u rows, %s are there; lower --ctx or --parallel",
-                    esp_format_bytes(need, sizeof need, (double)s->plan.total), context, rows,
-                    esp_format_bytes(have, sizeof have, (double)budget));
+        return host_fits(s, err);
+    return esp_fail(
+        err, ESP_ENOFIT, "%s are needed for %u tokens and %u rows, %s are there; lower --ctx or --parallel%s",
+        esp_format_bytes(need, sizeof need, (double)s->plan.total), context, rows,
+        esp_format_bytes(have, sizeof have, (double)budget), adapts ? "" : ", or leave --fit off out");
 }
 
 static esp_status engine_opts(struct serving *s, esp_error *err)
@@ -176,6 +200,10 @@ static void make_fingerprint(struct serving *s)
     uint64_t h = esp_hash(m->weights, strlen(m->weights), m->n_params);
 
     h = esp_hash(s->session.path, strlen(s->session.path), h ^ m->weight_bytes);
+    if (s->opt->v[OPT_ROPE_SCALING].given)
+        h = esp_hash(s->opt->v[OPT_ROPE_SCALING].s, strlen(s->opt->v[OPT_ROPE_SCALING].s), h);
+    if (s->opt->v[OPT_TOKENIZER].given)
+        h = esp_hash(s->opt->v[OPT_TOKENIZER].s, strlen(s->opt->v[OPT_TOKENIZER].s), h);
     snprintf(s->fingerprint, sizeof s->fingerprint, "fp_%s_%012llx_%s%s", esp_version(),
              (unsigned long long)(h & 0xffffffffffffU), s->session.engine_opts.act,
              s->session.about.memory ? "_cuda" : "");
@@ -336,6 +364,10 @@ static json_t *setting(const struct esp_opt *o, const struct esp_opt_value *v)
     case OPT_TYPE_FLOAT:
     case OPT_TYPE_DURATION:
         return v->given || o->def ? json_real(v->f) : json_null();
+    case OPT_TYPE_SIZES:
+        return v->n == 0 && v->size ? json_integer((json_int_t)v->size)
+               : v->s               ? json_string(v->s)
+                                    : json_null();
     case OPT_TYPE_SIZE:
         return v->given || o->def ? json_integer((json_int_t)v->size) : json_null();
     case OPT_TYPE_STRINGS:
@@ -516,6 +548,8 @@ static int run(struct serving *s, struct esp_options *o)
     esp_serve_defaults(&s->o);
     name_model(s);
     status = esp_serve_flags(&s->o, o, &err);
+    if (status == ESP_OK && o->v[OPT_CPU_MASK].given) /* before the loop: all threads are its children */
+        status = esp_cpu_mask_set(o->v[OPT_CPU_MASK].s, &err);
     if (status == ESP_OK && o->v[OPT_DRY_RUN].on)
         return dry_run(s);
     take_callbacks(s, o);

@@ -72,6 +72,37 @@ static void test_auto(void **state)
     assert_string_equal(cpu, other);
 }
 
+/* Flags of placement choose the device, as far as one device can do what they say. */
+static void test_placement(void **state)
+{
+    static const char *const cuda[][2] = {{"--gpu-layers", "all"}, {"-ngl", "99"}, {"--place", ".*=cuda:0"}};
+    static const char *const cpu[][2] = {{"--gpu-layers", "0"}, {"--place", "mlp=cpu"}};
+    struct run r;
+
+    (void)state;
+    for (size_t i = 0; i < sizeof cuda / sizeof cuda[0]; i++) {
+        r = RUN(&with, P, "fit", M, "--json", cuda[i][0], cuda[i][1]);
+        run_code(&r, 0);
+        run_prints(&r, "\"cuda:0\"");
+        run_free(&r);
+    }
+    for (size_t i = 0; i < sizeof cpu / sizeof cpu[0]; i++) {
+        r = RUN(&with, P, "fit", M, "--json", cpu[i][0], cpu[i][1]);
+        run_code(&r, 0);
+        run_prints(&r, "\"host\"");
+        run_free(&r);
+    }
+    REFUSED(&with, 2, "layers lie on one device as a whole; 0,", P, "fit", M, "-ngl", "1");
+    REFUSED(&with, 2, "--device cuda:1 and --place", P, "fit", M, "--device", "cuda:1", "--place",
+            "mlp=cuda:0");
+    REFUSED(&with, 4, "the budget is 1000000", P, "generate", M, "-p", "x", "--device", "cuda",
+            "--memory-budget", "8G,cuda:0=1000000");
+    REFUSED(&with, 4, "--memory-budget gives it 1000", P, "serve", M, "--dry-run", "--device", "cuda",
+            "--memory-budget", "host=1000");
+    /* too small, and nothing else was allowed */
+    REFUSED(&small, 4, "", P, "generate", M, "-p", "x", "--fit", "off");
+}
+
 /* What only the CPU can do: refused by name, and a reason for "auto" to stay there. */
 static void test_abilities(void **state)
 {
@@ -179,7 +210,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_words),  cmocka_unit_test(test_auto),    cmocka_unit_test(test_abilities),
-        cmocka_unit_test(test_memory), cmocka_unit_test(test_reports),
+        cmocka_unit_test(test_memory), cmocka_unit_test(test_reports), cmocka_unit_test(test_placement),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
