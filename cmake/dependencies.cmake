@@ -13,6 +13,9 @@ foreach(module IN LISTS ESP_MODULES)
 endforeach()
 target_link_libraries(espalier_dependencies INTERFACE Threads::Threads m ${CMAKE_DL_LIBS})
 
+# Memory nodes of large machines: hwloc's header here, the library when it is asked for (src/base/nodes.c).
+pkg_check_modules(HWLOC hwloc>=2.0)
+
 # The program alone: line editing, and a filter of system calls; it is built without what is missing.
 pkg_check_modules(LIBEDIT IMPORTED_TARGET libedit)
 add_library(espalier_program_dependencies INTERFACE)

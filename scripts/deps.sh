@@ -37,6 +37,7 @@ needs() {
         echo "libutf8proc-dev have_module libutf8proc libutf8proc-dev"
         echo "libxxhash-dev have_module libxxhash libxxhash-dev"
         echo "libopenblas0 have_library libopenblas.so.0"
+        echo "libhwloc-dev have_module hwloc libhwloc-dev"
         echo "libedit-dev have_module libedit libedit-dev"
         echo "libseccomp-dev have_module libseccomp libseccomp-dev"
         echo "libevent-dev have_module libevent_core libevent-dev"

@@ -72,6 +72,20 @@ typedef struct esp_model_opts {
      * was trained with. NULL or "model": as config.json says. ESP_EINVAL for other words.
      */
     const char *rope_scaling;
+    /*
+     * Pages of the memory that weights in the processor's order, expanded ones, keys, values and states lie
+     * in (files are mapped in what the page cache has): "auto", transparent huge pages where the system
+     * grants them; "on", the same, and ESP_EDEVICE says what denies them; "off"; "hugetlb", of the pool
+     * that the system reserves, with ESP_ENOFIT where it is too small. NULL: auto.
+     */
+    const char *huge_pages;
+    /*
+     * On a machine with several memory nodes: "spread" holds each thread to a node and lays the outputs
+     * that its threads compute into its memory; "node:N" keeps threads and memory on one; "off" leaves both
+     * to the system; "auto" is spread where hwloc can tell the nodes. Nothing happens on a machine with
+     * one. The text is the same. NULL: auto.
+     */
+    const char *numa;
 } esp_model_opts;
 
 typedef struct esp_model_info {

@@ -10,6 +10,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "base/huge.h"
+#include "base/nodes.h"
 #include "base/status.h"
 #include "graph/batch.h"
 #include "graph/layout.h"
@@ -70,6 +72,8 @@ struct esp_backend_ops {
     void (*close)(struct esp_dev *d);
     /* Zeroed memory. ESP_ENOMEM. */
     esp_status (*alloc)(struct esp_dev *d, size_t bytes, struct esp_buf **out, esp_error *err);
+    /* What a buffer of so many bytes takes. NULL: just these. */
+    size_t (*alloc_bytes)(const struct esp_dev *d, size_t bytes);
     void (*free)(struct esp_buf *b);
     /* Equal sizes; ordered after earlier runs and before later ones. */
     esp_status (*copy)(struct esp_span dst, struct esp_span src, esp_error *err);
@@ -112,15 +116,24 @@ struct esp_dev {
 
 /* The CPU at a level with n_thread threads. */
 esp_status esp_cpu_open(struct esp_dev **out, enum esp_cpu_level level, uint32_t n_thread, esp_error *err);
-/* The same with n_batch threads for steps in which 16 or more tokens of one sequence run together. */
-esp_status esp_cpu_open_batch(struct esp_dev **out, enum esp_cpu_level level, uint32_t n_thread,
-                              uint32_t n_batch, esp_error *err);
+/*
+ * The same with n_batch threads for steps in which 16 or more tokens of one sequence run together (0: as
+ * many), its memory in pages of that kind, and threads and memory on nodes, which must outlive it; NULL:
+ * wherever.
+ */
+esp_status esp_cpu_open_on(struct esp_dev **out, enum esp_cpu_level level, uint32_t n_thread,
+                           uint32_t n_batch, enum esp_huge huge, const struct esp_nodes *nodes,
+                           esp_error *err);
 /*
  * CUDA device number `index` through espalier_cuda.so, which is looked for in $ESPALIER_CUDA_LIBRARY, beside
  * this library or program, in ../lib/espalier, and on the loader's path. ESP_EDEVICE says what is missing:
  * the library, a driver, a device, or a device new enough.
  */
 esp_status esp_cuda_open(struct esp_dev **out, uint32_t index, esp_error *err);
+static inline size_t esp_dev_alloc_bytes(const struct esp_dev *d, size_t bytes)
+{
+    return d->ops->alloc_bytes ? d->ops->alloc_bytes(d, bytes) : bytes;
+}
 /* Precision of activations in products with weights of format f on the CPU. */
 enum esp_act esp_cpu_act(const struct esp_plan_opts *o, enum esp_format_id f);
 /* The CPU device's kernel table, for work outside a tape. */

@@ -74,13 +74,12 @@ esp_status esp_map_open(struct esp_map *out, const char *path, esp_error *err)
     return ESP_OK;
 }
 
-esp_status esp_map_memory(struct esp_map *out, size_t size, uint8_t **data, esp_error *err)
+esp_status esp_map_memory(struct esp_map *out, size_t size, enum esp_huge huge, uint8_t **data,
+                          esp_error *err)
 {
-    void *p = mmap(NULL, size ? size : 1, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    void *p;
 
-    if (p == MAP_FAILED)
-        return esp_fail(err, ESP_ENOMEM, "no memory for %zu bytes", size);
-    madvise(p, size ? size : 1, MADV_HUGEPAGE); /* a hint; refusal costs speed only */
+    ESP_TRY(esp_huge_take(&p, size, huge == ESP_HUGE_OFF ? ESP_HUGE_OFF : ESP_HUGE_AUTO, err));
     *out = (struct esp_map){.data = p, .size = size ? size : 1};
     *data = p;
     return ESP_OK;
@@ -116,7 +115,7 @@ esp_status esp_map_read(struct esp_map *out, const char *path, esp_error *err)
         close(fd);
         return esp_map_open(out, path, err);
     }
-    s = esp_map_memory(&m, size, &data, err);
+    s = esp_map_memory(&m, size, ESP_HUGE_AUTO, &data, err);
     if (s == ESP_OK) {
         m.name = esp_strndup(path, strlen(path));
         if (!m.name)

@@ -10,6 +10,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "base/huge.h"
 #include "base/status.h"
 
 struct esp_map {
@@ -29,9 +30,10 @@ void esp_map_close(struct esp_map *m); /* a zeroed or closed map is fine */
  */
 void esp_map_drop(const uint8_t *data, size_t bytes);
 
-/* size bytes of zeroed memory as a map of its own, in huge pages where the system grants them; *data is
- * writable. */
-esp_status esp_map_memory(struct esp_map *out, size_t size, uint8_t **data, esp_error *err);
+/* size bytes of zeroed memory as a map of its own, in huge pages unless huge is OFF; HUGETLB is as AUTO,
+ * since a map ends where its bytes do. *data is writable. */
+esp_status esp_map_memory(struct esp_map *out, size_t size, enum esp_huge huge, uint8_t **data,
+                          esp_error *err);
 
 /* Read a whole small file, at most max bytes, into memory with a final zero (esp_free). */
 esp_status esp_read_file(char **out, size_t *len, const char *path, size_t max, esp_error *err);

@@ -10,6 +10,7 @@
 
 #include <pthread.h>
 #include <sched.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -41,6 +42,7 @@ struct esp_pool {
     uint32_t n_thread;
     uint32_t n_active; /* threads of the region that runs */
     uint32_t spin;
+    const struct esp_nodes *nodes;
     struct gate start;
     struct gate meet;
     _Alignas(64) _Atomic uint32_t n_arrived;
@@ -122,6 +124,8 @@ static void *worker_main(void *arg)
     struct esp_pool *p = w->pool;
     uint64_t seen = 0;
 
+    if (p->nodes)
+        esp_nodes_enter(p->nodes, esp_nodes_of(p->nodes, w->tid, p->n_thread));
     /* A region of which this thread is part cannot end without it, so what was seen is that region; others
      * may come and go unseen. */
     for (;;) {
@@ -148,9 +152,8 @@ static void open_region(struct esp_pool *p, uint32_t n)
     gate_open(&p->start, ((last >> REGION_BITS) + 1) << REGION_BITS | n);
 }
 
-void esp_pool_run_on(struct esp_pool *p, uint32_t n, esp_pool_fn fn, void *arg)
+static void run(struct esp_pool *p, uint32_t n, esp_pool_fn fn, void *arg)
 {
-    n = n < p->n_thread ? n : p->n_thread;
     p->fn = fn;
     p->arg = arg;
     if (n > 1)
@@ -159,6 +162,18 @@ void esp_pool_run_on(struct esp_pool *p, uint32_t n, esp_pool_fn fn, void *arg)
         p->n_active = 1;
     fn(arg, 0, n);
     esp_pool_barrier(p);
+}
+
+void esp_pool_run_on(struct esp_pool *p, uint32_t n, esp_pool_fn fn, void *arg)
+{
+    cpu_set_t before;
+    const bool held = p->nodes && sched_getaffinity(0, sizeof before, &before) == 0;
+
+    if (held)
+        esp_nodes_enter(p->nodes, 0);
+    run(p, n < p->n_thread ? n : p->n_thread, fn, arg);
+    if (held)
+        sched_setaffinity(0, sizeof before, &before);
 }
 
 void esp_pool_run(struct esp_pool *p, esp_pool_fn fn, void *arg)
@@ -185,6 +200,12 @@ static void stop_workers(struct esp_pool *p, uint32_t n_started)
 
 esp_status esp_pool_create(struct esp_pool **out, uint32_t n_thread, esp_error *err)
 {
+    return esp_pool_create_on(out, n_thread, NULL, err);
+}
+
+esp_status esp_pool_create_on(struct esp_pool **out, uint32_t n_thread, const struct esp_nodes *nodes,
+                              esp_error *err)
+{
     struct esp_pool *p;
 
     if (n_thread < 1 || n_thread > ESP_LIMIT_THREADS)
@@ -198,6 +219,7 @@ esp_status esp_pool_create(struct esp_pool **out, uint32_t n_thread, esp_error *
         return esp_fail(err, ESP_ENOMEM, "thread pool: out of memory");
     }
     p->n_thread = n_thread;
+    p->nodes = nodes;
     p->spin = n_thread <= esp_core_count() ? SPIN_ROUNDS : 0;
     gate_init(&p->start);
     gate_init(&p->meet);

@@ -11,6 +11,7 @@
 #include <stdatomic.h>
 #include <stdint.h>
 
+#include "base/nodes.h"
 #include "base/status.h"
 
 struct esp_pool;
@@ -21,6 +22,12 @@ typedef void (*esp_pool_fn)(void *arg, uint32_t tid, uint32_t n_thread);
 /* n_thread >= 1, the caller included; at most ESP_LIMIT_THREADS. ESP_ENOMEM, ESP_EDEVICE (thread start
  * failed). */
 esp_status esp_pool_create(struct esp_pool **out, uint32_t n_thread, esp_error *err);
+/*
+ * The same with every thread held to its node of `nodes`, which must outlive the pool; the caller's own
+ * while it is in a region. NULL: none is held.
+ */
+esp_status esp_pool_create_on(struct esp_pool **out, uint32_t n_thread, const struct esp_nodes *nodes,
+                              esp_error *err);
 /* Joins the workers. NULL is a no-op. */
 void esp_pool_destroy(struct esp_pool *p);
 uint32_t esp_pool_size(const struct esp_pool *p);

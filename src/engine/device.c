@@ -43,7 +43,7 @@ esp_status esp_engine_device(struct esp_dev **out, const struct esp_model *m, co
 
     ESP_TRY(parse(o->device, &cuda, &index, err));
     return cuda ? esp_cuda_open(out, index, err)
-                : esp_cpu_open_batch(out, m->level, m->n_thread, m->n_batch, err);
+                : esp_cpu_open_on(out, m->level, m->n_thread, m->n_batch, m->huge, m->nodes, err);
 }
 
 static esp_status check_cuda(const struct esp_model *m, const esp_engine_opts *o, esp_error *err)

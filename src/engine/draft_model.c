@@ -96,8 +96,10 @@ static esp_status bytes(const struct esp_model *m, const esp_engine_opts *o, str
     ESP_TRY(dev->ops->plan_bytes(dev, &net->tape, &z.layout, &z.plan, &scratch, err));
     *out = scratch + esp_engine_weights(dev, net, &net->tape) + net->vector_bytes +
            esp_draft_batch_bytes(z.plan.max_tok, o->rows, net->tape.n_vocab) +
-           (uint64_t)z.pools.n_page * z.layout.page_bytes + (uint64_t)z.pools.n_slot * z.layout.slot_bytes +
-           (uint64_t)z.pools.n_journal * z.layout.n_delta * z.pools.journal_rows * z.layout.conv_row;
+           esp_dev_alloc_bytes(dev, (uint64_t)z.pools.n_page * z.layout.page_bytes) +
+           esp_dev_alloc_bytes(dev, (uint64_t)z.pools.n_slot * z.layout.slot_bytes) +
+           esp_dev_alloc_bytes(dev, (uint64_t)z.pools.n_journal * z.layout.n_delta * z.pools.journal_rows *
+                                        z.layout.conv_row);
     return ESP_OK;
 }
 

@@ -30,6 +30,29 @@ static esp_status choose_cpu(struct esp_model *m, const esp_model_opts *o, esp_e
     return ESP_OK;
 }
 
+/* Pages and nodes of what engines will hold. */
+static esp_status choose_memory(struct esp_model *m, const esp_model_opts *o, esp_error *err)
+{
+    esp_error why;
+
+    ESP_TRY(esp_huge_parse(&m->huge, o->huge_pages, err));
+    if (m->huge == ESP_HUGE_ON)
+        ESP_TRY(esp_huge_check(err));
+    else if (m->huge == ESP_HUGE_AUTO && esp_huge_check(&why) != ESP_OK)
+        esp_log(ESP_LOG_INFO, "%s", why.message);
+    ESP_TRY(esp_nodes_open(&m->nodes, o->numa, err));
+    if (m->nodes && !o->threads)
+        m->n_thread = esp_nodes_cores(m->nodes);
+    return ESP_OK;
+}
+
+static enum esp_source_kind source_kind(const struct esp_model *m, const esp_model_opts *o)
+{
+    if (o->shape_only)
+        return ESP_SOURCE_SHAPES;
+    return m->huge == ESP_HUGE_OFF ? ESP_SOURCE_SMALL_PAGES : ESP_SOURCE_WEIGHTS;
+}
+
 static void add_end(struct esp_model *m, uint32_t id)
 {
     for (uint32_t i = 0; i < m->n_end; i++)
@@ -134,8 +157,7 @@ static esp_status begin_expand(struct esp_model *m, const esp_model_opts *o, esp
         return ESP_OK;
     if (strcmp(o->expand, "affine8") != 0)
         return esp_fail(err, ESP_EINVAL, "expand \"%s\"; accepted: off, affine8", o->expand);
-    ESP_TRY(esp_source_expand(&s, m->src, o->shape_only ? ESP_SOURCE_SHAPES : ESP_SOURCE_WEIGHTS, m->n_thread,
-                              err));
+    ESP_TRY(esp_source_expand(&s, m->src, source_kind(m, o), m->n_thread, err));
     m->src = s;
     return ESP_OK;
 }
@@ -159,6 +181,8 @@ static esp_status load_folder(struct esp_model *m, const char *path, const esp_m
     ESP_TRY(report(o, "reading headers", 0.0, err));
     ESP_TRY(o->no_mmap ? esp_checkpoint_read(&m->ck, path, err) : esp_checkpoint_open(&m->ck, path, err));
     ESP_TRY(esp_config_scale_rope(&m->ck->config, o->rope_scaling, err));
+    for (uint32_t i = 0; m->huge == ESP_HUGE_ON && i < m->ck->main.n_tensor; i++)
+        esp_huge_advise(m->ck->main.tensor[i]->data, m->ck->main.tensor[i]->bytes);
     ESP_TRY(esp_source_checkpoint(&m->src, m->ck, err));
     ESP_TRY(begin_expand(m, o, err));
     ESP_TRY(report(o, m->expand ? "expanding weights" : "binding weights", 0.2, err));
@@ -181,6 +205,8 @@ static esp_status create(struct esp_model **out, const esp_model_opts *o, esp_er
     if (!m)
         return esp_fail(err, ESP_ENOMEM, "model: out of memory");
     s = choose_cpu(m, o, err);
+    if (s == ESP_OK)
+        s = choose_memory(m, o, err);
     if (s != ESP_OK) {
         esp_free(m);
         return s;
@@ -226,8 +252,7 @@ static esp_status load_random(struct esp_model *m, const char *shape, const char
     if (s == ESP_OK)
         s = esp_format_by_name(&f, format ? format : "bf16", err);
     if (s == ESP_OK)
-        s = esp_source_random(&m->src, f, 64, c->tied_top == ESP_TIED_YES,
-                              m->shape_only ? ESP_SOURCE_SHAPES : ESP_SOURCE_WEIGHTS, seed, err);
+        s = esp_source_random(&m->src, f, 64, c->tied_top == ESP_TIED_YES, source_kind(m, o), seed, err);
     if (s == ESP_OK)
         s = begin_expand(m, o, err);
     if (s == ESP_OK)
@@ -270,6 +295,7 @@ void esp_model_close(esp_model *m)
     if (m->src)
         m->src->close(m->src);
     esp_checkpoint_close(m->ck);
+    esp_nodes_close(m->nodes);
     esp_free(m->allowed);
     esp_free(m);
 }

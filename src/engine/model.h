@@ -6,6 +6,8 @@
 #ifndef ESP_ENGINE_MODEL_H
 #define ESP_ENGINE_MODEL_H
 
+#include "base/huge.h"
+#include "base/nodes.h"
 #include "espalier/espalier.h"
 #include "kernels/kernels.h"
 #include "model/net.h"
@@ -23,7 +25,9 @@ struct esp_model {
     esp_error tpl_error;
     enum esp_cpu_level level;
     uint32_t n_thread, n_batch; /* n_batch: of steps with many tokens of one text */
-    uint32_t end[ESP_MAX_END];  /* ids that end a turn */
+    enum esp_huge huge;
+    struct esp_nodes *nodes;   /* NULL: nothing is placed */
+    uint32_t end[ESP_MAX_END]; /* ids that end a turn */
     uint32_t n_end;
     bool shape_only;   /* no weights, or no expanded ones: plans only */
     bool expand;       /* src expands coded weights */

@@ -99,7 +99,8 @@ esp_status esp_spec_bytes(const struct esp_model *m, const esp_engine_opts *o,
     if (d->bytes)
         ESP_TRY(d->bytes(m, o, dev, &own, err));
     *out = own + (uint64_t)esp_spec_max_drafts(o) * m->net->tape.n_vocab * sizeof(float);
-    *out += (uint64_t)shape->pools.n_journal * l->n_delta * shape->pools.journal_rows * l->conv_row;
+    *out += esp_dev_alloc_bytes(dev, (uint64_t)shape->pools.n_journal * l->n_delta *
+                                         shape->pools.journal_rows * l->conv_row);
     if (d->wants_hidden)
         *out += (uint64_t)o->chunk * m->net->config.hidden * sizeof(float);
     return ESP_OK;

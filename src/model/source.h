@@ -9,6 +9,7 @@
 
 #include <stdbool.h>
 
+#include "base/huge.h"
 #include "formats/format.h"
 #include "io/names.h"
 
@@ -34,8 +35,14 @@ struct esp_source {
 
 /* Over an open checkpoint, which must outlive the source. */
 esp_status esp_source_checkpoint(struct esp_source **out, struct esp_checkpoint *c, esp_error *err);
-/* SHAPES: matrices have their sizes but no bytes, for plans. */
-enum esp_source_kind { ESP_SOURCE_WEIGHTS, ESP_SOURCE_SHAPES };
+/* SHAPES: matrices have their sizes but no bytes, for plans. SMALL_PAGES: weights that are made in memory
+ * lie in no huge pages. */
+enum esp_source_kind { ESP_SOURCE_WEIGHTS, ESP_SOURCE_SMALL_PAGES, ESP_SOURCE_SHAPES };
+/* What a map of memory for matrices of that kind asks for. */
+static inline enum esp_huge esp_source_huge(enum esp_source_kind k)
+{
+    return k == ESP_SOURCE_SMALL_PAGES ? ESP_HUGE_OFF : ESP_HUGE_AUTO;
+}
 /*
  * Random weights of one format in memory; affine formats use groups of `group`, bf16 scales;
  * trellis formats are those of the MLPs, beside affine matrices of 4 bits.

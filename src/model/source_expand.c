@@ -157,7 +157,7 @@ static esp_status take(struct ctx *c, size_t bytes, uint8_t **out, esp_error *er
 
     if (!b)
         return esp_fail(err, ESP_ENOMEM, "expanded weights: out of memory");
-    s = esp_map_memory(&b->map, bytes, out, err);
+    s = esp_map_memory(&b->map, bytes, esp_source_huge(c->kind), out, err);
     if (s != ESP_OK) {
         esp_free(b);
         return s;
@@ -205,7 +205,7 @@ static esp_status matrix(void *ctx, enum esp_part part, const char *module, uint
                              .n_in = n_in,
                              .group = group_of(&from)};
     ESP_TRY(esp_weight_layout(&to, module, err));
-    if (c->kind == ESP_SOURCE_WEIGHTS)
+    if (c->kind != ESP_SOURCE_SHAPES)
         ESP_TRY(expand(c, &from, &to, err));
     c->n_expanded++;
     *out = to;

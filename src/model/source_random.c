@@ -38,7 +38,7 @@ static esp_status take(struct ctx *c, size_t bytes, uint8_t **out, esp_error *er
 {
     if (c->n_block == MAX_BLOCKS)
         return esp_fail(err, ESP_ENOFIT, "a random model of more than %d matrices", MAX_BLOCKS);
-    ESP_TRY(esp_map_memory(&c->blocks[c->n_block], bytes, out, err));
+    ESP_TRY(esp_map_memory(&c->blocks[c->n_block], bytes, esp_source_huge(c->kind), out, err));
     c->n_block++;
     return ESP_OK;
 }
@@ -163,7 +163,7 @@ static esp_status matrix(void *ctx, enum esp_part part, const char *module, uint
 
     (void)part;
     ESP_TRY(esp_weight_layout(&w, module, err));
-    if (c->kind == ESP_SOURCE_WEIGHTS) {
+    if (c->kind != ESP_SOURCE_SHAPES) {
         ESP_TRY(take(c, esp_weight_bytes(&w), &p, err));
         fill(c, &w, p);
     }

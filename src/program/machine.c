@@ -170,6 +170,28 @@ static uint64_t own_status(const char *name)
     return kib * 1024;
 }
 
+bool esp_huge_memory(uint64_t *in_huge, uint64_t *resident)
+{
+    static const char *const kinds[] = {"AnonHugePages", "ShmemPmdMapped", "FilePmdMapped", "Private_Hugetlb",
+                                        "Shared_Hugetlb"};
+    static const char file[] = "/proc/self/smaps_rollup";
+    char text[64];
+
+    if (!read_field(file, "Rss", text, sizeof text))
+        return false;
+    *resident = strtoull(text, NULL, 10) * 1024;
+    *in_huge = 0;
+    for (size_t i = 0; i < sizeof kinds / sizeof kinds[0]; i++) {
+        const uint64_t bytes =
+            read_field(file, kinds[i], text, sizeof text) ? strtoull(text, NULL, 10) * 1024 : 0;
+
+        *in_huge += bytes;
+        if (strstr(kinds[i], "Hugetlb")) /* which Rss does not count */
+            *resident += bytes;
+    }
+    return true;
+}
+
 esp_status esp_lock_memory(uint64_t *bytes, esp_error *err)
 {
     struct rlimit limit;

@@ -6,6 +6,7 @@
 #ifndef ESP_PROGRAM_MACHINE_H
 #define ESP_PROGRAM_MACHINE_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "base/status.h"
@@ -35,6 +36,11 @@ esp_status esp_machine_bandwidth(const struct esp_machine *m, uint32_t n_thread,
  * limit that was met.
  */
 esp_status esp_lock_memory(uint64_t *bytes, esp_error *err);
+
+/* This process' resident memory and what of it is in huge pages of any kind; false when the system does not
+ * tell.
+ */
+bool esp_huge_memory(uint64_t *in_huge, uint64_t *resident);
 
 /* Largest resident memory of this process so far, in bytes. */
 uint64_t esp_peak_rss(void);

@@ -33,9 +33,9 @@ static const char *const allowed[] = {
     "recvmsg", "sendmsg",
     /* memory and threads */
     "mmap", "munmap", "mremap", "mprotect", "madvise", "brk", "msync", "mlock", "mlockall", "munlock",
-    "mincore", "futex", "futex_waitv", "set_robust_list", "get_robust_list", "rseq", "membarrier",
-    "set_tid_address", "arch_prctl", "sched_yield", "sched_getaffinity", "sched_setaffinity",
-    "sched_getparam", "sched_getscheduler", "exit", "exit_group",
+    "mincore", "mbind", "set_mempolicy", "get_mempolicy", "futex", "futex_waitv", "set_robust_list",
+    "get_robust_list", "rseq", "membarrier", "set_tid_address", "arch_prctl", "sched_yield",
+    "sched_getaffinity", "sched_setaffinity", "sched_getparam", "sched_getscheduler", "exit", "exit_group",
     /* time, numbers, signals to oneself */
     "nanosleep", "clock_nanosleep", "clock_gettime", "clock_getres", "gettimeofday", "time", "getpid",
     "getppid", "gettid", "getuid", "geteuid", "getgid", "getegid", "getrandom", "uname", "sysinfo",

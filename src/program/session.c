@@ -199,6 +199,11 @@ esp_status esp_session_open(struct esp_session *s, const struct esp_options *opt
     mo.chat_template_file = opt->v[OPT_CHAT_TEMPLATE].s;
     if (esp_device_expands(opt))
         mo.expand = opt->v[OPT_EXPAND].s;
+    mo.numa = "off"; /* of verbs that compute nothing */
+    if (esp_opt_for(esp_opt_get(OPT_NUMA), opt->verb)) {
+        mo.huge_pages = opt->v[OPT_HUGE_PAGES].s;
+        mo.numa = opt->v[OPT_NUMA].s;
+    }
     status = open_model(s, &mo, err);
     if (status == ESP_OK)
         status = open_draft(s, draft, mo, err);
@@ -262,12 +267,27 @@ static esp_status lock_memory(const struct esp_session *s, esp_error *err)
     return ESP_OK;
 }
 
+/* How much of the memory is in huge pages. */
+static void say_huge(const struct esp_session *s)
+{
+    char huge[32], all[32];
+    uint64_t in_huge, resident;
+
+    if (!esp_opt_for(esp_opt_get(OPT_HUGE_PAGES), s->opt->verb) || !esp_huge_memory(&in_huge, &resident))
+        return;
+    esp_say_detail("in huge pages: %s of %s", esp_format_bytes(huge, sizeof huge, (double)in_huge),
+                   esp_format_bytes(all, sizeof all, (double)resident));
+}
+
 esp_status esp_session_engine(struct esp_session *s, esp_error *err)
 {
     if (s->engine_opts.context == 0)
         s->engine_opts.context = s->info.context < 32768 ? s->info.context : 32768;
     ESP_TRY(esp_engine_open(&s->engine, s->model, &s->engine_opts, err));
-    return lock_memory(s, err);
+    ESP_TRY(lock_memory(s, err));
+    if (esp_out_verbosity() > 0)
+        say_huge(s);
+    return ESP_OK;
 }
 
 void esp_session_close(struct esp_session *s)

@@ -240,12 +240,48 @@ static void test_locked(void **state)
     run_free(&r);
 }
 
+/* --huge-pages and --numa: what they did is told with -v, and what cannot be is refused with what would
+ * help. */
+static void test_placed(void **state)
+{
+    struct run r = RUN(NULL, P, "generate", M, "-v", "-p", "x", "-n", "1", "--huge-pages", "on");
+
+    (void)state;
+    if (r.code == 5)
+        run_says(&r, "transparent huge pages");
+    else {
+        run_code(&r, 0);
+        run_says(&r, "in huge pages: ");
+    }
+    run_free(&r);
+    r = RUN(NULL, P, "generate", M, "-v", "-p", "x", "-n", "1", "--huge-pages", "hugetlb");
+    if (r.code == 4)
+        run_says(&r, "nr_hugepages");
+    else
+        run_code(&r, 0);
+    run_free(&r);
+    r = RUN(NULL, P, "generate", M, "-p", "x", "-n", "1", "--huge-pages", "large");
+    run_code(&r, 2);
+    run_free(&r);
+    if (access("/sys/devices/system/node/node1", F_OK) != 0) {
+        r = RUN(NULL, P, "generate", M, "-v", "-p", "x", "-n", "1", "--numa", "auto");
+        run_code(&r, 0);
+        run_says(&r, "numa: ");
+        run_free(&r);
+    }
+    r = RUN(NULL, P, "generate", M, "-p", "x", "-n", "1", "--numa", "everywhere");
+    run_code(&r, 2);
+    run_says(&r, "auto, off, spread, node:N");
+    run_free(&r);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_measured),         cmocka_unit_test(test_rows),
         cmocka_unit_test(test_packed),           cmocka_unit_test(test_expanded),
         cmocka_unit_test(test_shapes_take_none), cmocka_unit_test(test_locked),
+        cmocka_unit_test(test_placed),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -21,14 +21,18 @@ struct cpu_dev {
     struct esp_dev base;
     struct esp_kernels k;
     struct esp_pool *pool;
-    uint32_t n_thread, n_batch; /* of it in a step, and in one with many tokens of one sequence */
-    struct esp_plan *plans;     /* compiled and not freed, for the packed weights they share */
+    uint32_t n_thread, n_batch;    /* of it in a step, and in one with many tokens of one sequence */
+    enum esp_huge huge;            /* pages of everything that is allocated here */
+    const struct esp_nodes *nodes; /* where threads and memory are held; NULL: nowhere */
+    struct esp_plan *plans;        /* compiled and not freed, for the packed weights they share */
 };
 
 /* Positions whose spans one attention group covers; groups are merged in ascending order
  * (doc/determinism.md). */
 enum { ATTEND_GROUP_SPANS = 16 };
-enum { STEP_COUNTERS = 2 + 2 * ESP_LORA_STACK }; /* two of the op itself, two for each level of adapters */
+/* Counters of a step: two of the op itself, two for each level of adapters, and behind them one for the
+ * products of each memory node but the first. */
+enum { STEP_COUNTERS = 2 + 2 * ESP_LORA_STACK };
 enum { ATTEND_BLOCK_TOKENS = 32 }; /* most of one task, with one KV head's query heads */
 
 /* A product of a step group: its op, kernel, and where its prepared input lies. */
@@ -65,8 +69,9 @@ struct esp_plan {
     uint8_t *scratch; /* its bytes: values, act, rope, split partials, adapter rows, then thread_bytes per
                          thread */
     size_t scratch_bytes;
-    bool packs;                    /* weights that the kernels read faster so are packed */
-    _Atomic uint32_t *counters;    /* [n_step][STEP_COUNTERS] */
+    bool packs; /* weights that the kernels read faster so are packed */
+    uint32_t step_counters;
+    _Atomic uint32_t *counters;    /* [n_step][step_counters] */
     const struct esp_batch *batch; /* of the running step */
     _Atomic uint32_t
         *kv_repaired; /* numbers that coded keys and values could not hold, since the plan was made */
@@ -130,8 +135,11 @@ struct thread { /* what an op's code needs to know of its thread */
     const struct esp_plan *p;
     uint32_t tid, n_thread;
     float *scratch;            /* thread_bytes */
-    _Atomic uint32_t *counter; /* STEP_COUNTERS of the step, all 0 at its start */
+    _Atomic uint32_t *counter; /* step_counters of the step, all 0 at its start */
 };
+
+/* The first output of l that lies with memory node i; of the count of nodes, n_out. */
+uint32_t esp_cpu_cut(const struct esp_plan *p, const struct linear *l, uint32_t i);
 
 /* Op families; each runs one step on the calling thread together with its peers. */
 void esp_cpu_step_linear(const struct thread *t, const struct step *s);

@@ -8,27 +8,27 @@
 
 #include <stdio.h>
 #include <string.h>
-#include <sys/mman.h>
 
 #include "base/mem.h"
 
-enum { PAGE = 4096, HUGE = 2 << 20 };
+enum { PAGE = 4096 };
 
 static esp_status cpu_alloc(struct esp_dev *d, size_t bytes, struct esp_buf **out, esp_error *err)
 {
+    const struct cpu_dev *c = (const struct cpu_dev *)d;
     struct esp_buf *b = esp_alloc(sizeof *b);
+    esp_status s;
 
     if (!b)
         return esp_fail(err, ESP_ENOMEM, "no memory for a buffer of %zu bytes", bytes);
     b->dev = d;
     b->bytes = bytes ? bytes : 1;
-    b->host = mmap(NULL, b->bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (b->host == MAP_FAILED) {
+    s = esp_huge_take(&b->host, b->bytes, c->huge, err);
+    if (s != ESP_OK) {
         esp_free(b);
-        return esp_fail(err, ESP_ENOMEM, "no memory for a buffer of %zu bytes", bytes);
+        return s;
     }
-    if (b->bytes >= 8 * (size_t)HUGE)
-        madvise(b->host, b->bytes, MADV_HUGEPAGE); /* a hint; refusal costs speed only */
+    esp_nodes_spread(c->nodes, b->host, b->bytes); /* any thread may read any of it */
     /* Touch every page now: what the plan promised is taken at the start, and no step can fail for want of
      * it. */
     for (size_t i = 0; i < b->bytes; i += PAGE)
@@ -37,11 +37,16 @@ static esp_status cpu_alloc(struct esp_dev *d, size_t bytes, struct esp_buf **ou
     return ESP_OK;
 }
 
+static size_t cpu_alloc_bytes(const struct esp_dev *d, size_t bytes)
+{
+    return esp_huge_round(((const struct cpu_dev *)d)->huge, bytes);
+}
+
 static void cpu_free(struct esp_buf *b)
 {
     if (!b)
         return;
-    munmap(b->host, b->bytes);
+    esp_huge_give(b->host, b->bytes, ((const struct cpu_dev *)b->dev)->huge);
     esp_free(b);
 }
 
@@ -96,6 +101,7 @@ static const struct esp_backend_ops cpu_ops = {
     .name = "cpu",
     .close = cpu_close,
     .alloc = cpu_alloc,
+    .alloc_bytes = cpu_alloc_bytes,
     .free = cpu_free,
     .copy = cpu_copy,
     .copy_many = cpu_copy_many,
@@ -110,11 +116,12 @@ static const struct esp_backend_ops cpu_ops = {
 
 esp_status esp_cpu_open(struct esp_dev **out, enum esp_cpu_level level, uint32_t n_thread, esp_error *err)
 {
-    return esp_cpu_open_batch(out, level, n_thread, n_thread, err);
+    return esp_cpu_open_on(out, level, n_thread, 0, ESP_HUGE_AUTO, NULL, err);
 }
 
-esp_status esp_cpu_open_batch(struct esp_dev **out, enum esp_cpu_level level, uint32_t n_thread,
-                              uint32_t n_batch, esp_error *err)
+esp_status esp_cpu_open_on(struct esp_dev **out, enum esp_cpu_level level, uint32_t n_thread,
+                           uint32_t n_batch, enum esp_huge huge, const struct esp_nodes *nodes,
+                           esp_error *err)
 {
     struct cpu_dev *c = esp_alloc_aligned(sizeof *c, 64);
     esp_status s;
@@ -124,9 +131,11 @@ esp_status esp_cpu_open_batch(struct esp_dev **out, enum esp_cpu_level level, ui
     c->base.ops = &cpu_ops;
     snprintf(c->base.name, sizeof c->base.name, "cpu (%s)", esp_cpu_level_name(level));
     esp_kernels_init(&c->k, level);
+    c->huge = huge;
+    c->nodes = nodes;
     c->n_thread = n_thread ? n_thread : esp_core_count();
     c->n_batch = n_batch ? n_batch : c->n_thread;
-    s = esp_pool_create(&c->pool, c->n_thread > c->n_batch ? c->n_thread : c->n_batch, err);
+    s = esp_pool_create_on(&c->pool, c->n_thread > c->n_batch ? c->n_thread : c->n_batch, nodes, err);
     if (s != ESP_OK) {
         esp_free_aligned(c);
         return s;

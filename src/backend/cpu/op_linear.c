@@ -68,11 +68,55 @@ static uint32_t grain_for(const struct linear *l, uint32_t grain)
     return (grain + align - 1) / align * align;
 }
 
+/* Outputs [o0, o1) of l. */
+struct range {
+    const struct linear *l;
+    uint32_t o0, o1;
+};
+
+/* Where a walk through the tasks of a node is: the first task of weight i. Numbers go upwards. */
+struct place {
+    uint32_t i, first;
+};
+
+/* Task number `next` of memory node `node`, whose tasks are numbered through all weights of the step;
+ * false: there are fewer. */
+static bool find_task(const struct esp_plan *p, const struct step *s, uint32_t node, uint32_t grain,
+                      uint32_t next, struct place *at, struct range *out)
+{
+    for (; at->i < s->n_linear; at->i++) {
+        const struct linear *l = &p->linears[s->first_linear + at->i];
+        const uint32_t begin = esp_cpu_cut(p, l, node), end = esp_cpu_cut(p, l, node + 1);
+        const uint32_t g = grain_for(l, grain), tasks = (end - begin + g - 1) / g;
+
+        if (next - at->first < tasks) {
+            const uint32_t o0 = begin + (next - at->first) * g;
+
+            *out = (struct range){l, o0, end - o0 < g ? end : o0 + g};
+            return true;
+        }
+        at->first += tasks;
+    }
+    return false;
+}
+
+static void multiply(const struct esp_plan *p, const struct step *s, const struct range *r, uint32_t n_row)
+{
+    const struct linear *l = r->l;
+    const void *act = l->kernel->prepare ? (const void *)(plan_act(p) + l->act_off) : plan_value(p, l->op->a);
+    float *y = s->op->kind == ESP_OP_LOGITS ? p->batch->logits : plan_value(p, l->op->out);
+
+    l->kernel->product(&l->w, act, n_row, r->o0, r->o1, y, l->n_out);
+    esp_cpu_watch_product(act, n_row * (l->kernel->prepare ? l->act_row : l->w.n_in * sizeof *y), n_row,
+                          y + r->o0, l->n_out, r->o1 - r->o0);
+}
+
 void esp_cpu_step_linear(const struct thread *t, const struct step *s)
 {
     const struct esp_plan *p = t->p;
-    uint32_t n_row = rows_of(p, s), grain = grain_of(p, s, t->n_thread);
-    uint32_t next, first = 0, i = 0;
+    const uint32_t n_row = rows_of(p, s), grain = grain_of(p, s, t->n_thread);
+    const uint32_t n_node = esp_nodes_count(p->dev->nodes);
+    const uint32_t home = esp_nodes_of(p->dev->nodes, t->tid, esp_pool_size(p->dev->pool));
 
     if (any_prepares(p, s)) {
         prepare(t, s, n_row);
@@ -80,31 +124,14 @@ void esp_cpu_step_linear(const struct thread *t, const struct step *s)
     }
     if (n_row == 0)
         return;
-    /* Tasks are numbered through all weights of the step; i and first follow the number upwards. */
-    for (next = esp_task_next(t->counter + 1);; next = esp_task_next(t->counter + 1)) {
-        const struct linear *l = NULL;
-        const void *act;
-        uint32_t o0, o1, g = 0;
-        float *y;
+    /* What lies in this thread's memory first; then it helps the others. */
+    for (uint32_t k = 0; k < n_node; k++) {
+        const uint32_t node = (home + k) % n_node;
+        _Atomic uint32_t *counter = t->counter + (node ? STEP_COUNTERS + node - 1 : 1);
+        struct place at = {0};
+        struct range r;
 
-        for (; i < s->n_linear; i++) {
-            uint32_t tasks;
-
-            l = &p->linears[s->first_linear + i];
-            g = grain_for(l, grain);
-            tasks = (l->n_out + g - 1) / g;
-            if (next - first < tasks)
-                break;
-            first += tasks;
-        }
-        if (i == s->n_linear)
-            return;
-        act = l->kernel->prepare ? (const void *)(plan_act(p) + l->act_off) : plan_value(p, l->op->a);
-        y = s->op->kind == ESP_OP_LOGITS ? p->batch->logits : plan_value(p, l->op->out);
-        o0 = (next - first) * g;
-        o1 = l->n_out - o0 < g ? l->n_out : o0 + g;
-        l->kernel->product(&l->w, act, n_row, o0, o1, y, l->n_out);
-        esp_cpu_watch_product(act, n_row * (l->kernel->prepare ? l->act_row : l->w.n_in * sizeof *y), n_row,
-                              y + o0, l->n_out, o1 - o0);
+        while (find_task(p, s, node, grain, esp_task_next(counter), &at, &r))
+            multiply(p, s, &r, n_row);
     }
 }

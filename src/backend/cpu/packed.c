@@ -7,12 +7,11 @@
  */
 #include "backend/cpu/cpu.h"
 
-#include <sys/mman.h>
 #include <unistd.h>
 
 #include "base/mem.h"
 
-enum { HUGE_PAGE = 2 << 20, TASK_OUTS = 8 * ESP_PACK_OUTS };
+enum { TASK_OUTS = 8 * ESP_PACK_OUTS };
 
 struct cpu_packed {
     uint8_t *mem;
@@ -138,25 +137,74 @@ static void assign(struct esp_plan *p, struct cpu_packed *block)
     }
 }
 
+uint32_t esp_cpu_cut(const struct esp_plan *p, const struct linear *l, uint32_t i)
+{
+    const uint32_t n_thread = esp_pool_size(p->dev->pool);
+    const uint32_t out_align = esp_weight_out_align(&l->w);
+    const uint32_t align = out_align > ESP_PACK_OUTS ? out_align : ESP_PACK_OUTS;
+    const uint64_t before = esp_nodes_first(p->dev->nodes, i, n_thread);
+
+    return i >= esp_nodes_count(p->dev->nodes) ? l->n_out
+                                               : (uint32_t)(before * l->n_out / n_thread) / align * align;
+}
+
+/* Put each node's share of bytes that belong to l's outputs in order into its memory. Shares of many huge
+ * pages meet between two of them. */
+static void place_outputs(const struct esp_plan *p, const struct linear *l, const uint8_t *mem, size_t bytes)
+{
+    const struct esp_nodes *nodes = p->dev->nodes;
+    const size_t part = bytes / esp_nodes_count(nodes);
+    const size_t page = part >= 8 * (size_t)ESP_HUGE_PAGE || p->dev->huge == ESP_HUGE_HUGETLB
+                            ? ESP_HUGE_PAGE
+                            : (size_t)sysconf(_SC_PAGESIZE);
+    const uint8_t *from = mem;
+
+    for (uint32_t i = 0; i < esp_nodes_count(nodes); i++) {
+        const uint8_t *to = mem + bytes;
+
+        if (i + 1 < esp_nodes_count(nodes)) {
+            to = mem + (size_t)((double)bytes * esp_cpu_cut(p, l, i + 1) / l->n_out);
+            to -= (uintptr_t)to % page;
+        }
+        if (to > from) {
+            esp_nodes_place(nodes, from, (size_t)(to - from), i);
+            from = to;
+        }
+    }
+}
+
+/* Copies before they are written; weights that are read as they are stored, where their pages can move. */
+static void place(const struct esp_plan *p)
+{
+    for (const struct linear *l = p->linears; l < p->linears + p->n_linear; l++) {
+        if (l->packs)
+            place_outputs(p, l, l->w.packed, l->kernel->pack_bytes(&l->w));
+        else if (!l->packed && esp_weight_out_align(&l->w) == 1)
+            place_outputs(p, l, l->w.codes, (size_t)l->n_out * l->w.row_bytes);
+    }
+}
+
 esp_status esp_cpu_pack(struct esp_plan *p, esp_error *err)
 {
     const size_t bytes = esp_cpu_packed_bytes(p);
     struct job j = {.p = p};
+    esp_status s;
+    void *mem;
 
     if (bytes) {
         j.block = esp_alloc(sizeof *j.block);
         if (!j.block)
             return esp_fail(err, ESP_ENOMEM, "packed weights: out of memory");
-        j.block->bytes = bytes;
-        j.block->mem = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-        if (j.block->mem == MAP_FAILED) {
+        s = esp_huge_take(&mem, bytes, p->dev->huge, err);
+        if (s != ESP_OK) {
             esp_free(j.block);
-            return esp_fail(err, ESP_ENOMEM, "no memory for %zu bytes of packed weights", bytes);
+            return s;
         }
-        if (bytes >= 8 * (size_t)HUGE_PAGE)
-            madvise(j.block->mem, bytes, MADV_HUGEPAGE); /* a hint; refusal costs speed only */
+        *j.block = (struct cpu_packed){.mem = mem, .bytes = bytes};
     }
     assign(p, j.block);
+    if (p->dev->nodes)
+        place(p);
     if (j.block)
         esp_pool_run(p->dev->pool, pack_all, &j);
     return ESP_OK;
@@ -169,7 +217,7 @@ void esp_cpu_unpack(struct esp_plan *p)
 
         if (!b || --b->n_user)
             continue;
-        munmap(b->mem, b->bytes);
+        esp_huge_give(b->mem, b->bytes, p->dev->huge);
         esp_free(b);
     }
 }

@@ -105,10 +105,11 @@ static esp_status lay_out(struct esp_plan *p, esp_error *err)
     p->steps = esp_alloc_array(t->n_op, sizeof *p->steps);
     p->linears = esp_alloc_array(t->n_op, sizeof *p->linears);
     p->value_off = esp_alloc_array(t->n_value, sizeof *p->value_off);
-    p->counters = esp_alloc_array((size_t)t->n_op * STEP_COUNTERS + 1, sizeof *p->counters);
+    p->step_counters = STEP_COUNTERS + esp_nodes_count(p->dev->nodes) - 1;
+    p->counters = esp_alloc_array((size_t)t->n_op * p->step_counters + 1, sizeof *p->counters);
     if (!p->steps || !p->linears || !p->value_off || !p->counters)
         return esp_fail(err, ESP_ENOMEM, "plan of %u ops: out of memory", t->n_op);
-    p->kv_repaired = p->counters + (size_t)t->n_op * STEP_COUNTERS;
+    p->kv_repaired = p->counters + (size_t)t->n_op * p->step_counters;
     make_steps(p);
     p->packs = esp_cpu_packs(p);
     p->values_bytes = esp_place_values(t, &p->opts, p->value_off);
@@ -171,7 +172,7 @@ esp_status esp_cpu_plan_bytes(struct esp_dev *d, const struct esp_tape *t, const
     struct esp_plan *p;
 
     ESP_TRY(plan_create(&p, d, t, o, l, err));
-    *bytes = p->scratch_bytes + esp_cpu_packed_bytes(p);
+    *bytes = esp_dev_alloc_bytes(d, p->scratch_bytes) + esp_dev_alloc_bytes(d, esp_cpu_packed_bytes(p));
     esp_cpu_plan_free(p);
     return ESP_OK;
 }

@@ -59,7 +59,7 @@ static void walk(void *arg, uint32_t tid, uint32_t n_thread)
     esp_cpu_rope_table(&t);
     esp_pool_barrier(p->dev->pool);
     for (uint32_t i = 0; i < p->n_step; i++) {
-        t.counter = &p->counters[(size_t)i * STEP_COUNTERS];
+        t.counter = &p->counters[(size_t)i * p->step_counters];
         run_op(&t, &p->steps[i]);
         esp_pool_barrier(p->dev->pool);
         if (!p->batch->tap)
@@ -101,7 +101,7 @@ esp_status esp_cpu_run(struct esp_plan *p, const struct esp_batch *b, esp_error 
 {
     ESP_TRY(esp_batch_check(b, p->tape, &p->pools, &p->opts, err));
     p->batch = b;
-    for (uint32_t i = 0; i < p->n_step * STEP_COUNTERS; i++)
+    for (uint32_t i = 0; i < p->n_step * p->step_counters; i++)
         atomic_store_explicit(&p->counters[i], 0, memory_order_relaxed);
     esp_pool_run_on(p->dev->pool, threads_of(p->dev, b), walk, p);
     tell_repaired(p);
