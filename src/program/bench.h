@@ -28,14 +28,17 @@ struct esp_bench_row {
     uint64_t drafted, accepted, rounds; /* generation rows, over all repetitions; 0 without speculation */
     double share, arithmetic_share;     /* of the measured limits; 0 unknown */
     uint64_t peak_rss;
+    double joules_per_token; /* of all packages of the machine, over all repetitions; 0 unknown */
 };
 
 struct esp_bench_context {
     const struct esp_session *session;
     const struct esp_machine *machine;
     uint32_t threads;
-    double bandwidth;           /* bytes per second */
-    esp_work work;              /* of the model with the engine's options */
+    double bandwidth;              /* bytes per second */
+    esp_work work;                 /* of the model with the engine's options */
+    uint64_t machine_id, model_id; /* fingerprints: equal ones can be compared */
+    bool has_energy;
     double rate[ESP_ACT_COUNT]; /* operations per second on registers, of those the model uses; 0 unknown */
 };
 
@@ -45,6 +48,16 @@ const char *esp_bench_level(const struct esp_bench_context *c);
 esp_status esp_bench_arithmetic(struct esp_bench_context *c, esp_error *err);
 /* Fill what a measured row reads and computes and the shares of the machine's limits. */
 void esp_bench_roof(const struct esp_bench_context *c, const esp_memory_plan *plan, struct esp_bench_row *r);
+
+/* Fill the fingerprints. */
+void esp_bench_identify(struct esp_bench_context *c);
+/* "memory", "arithmetic": which limit is nearer; "unknown". */
+const char *esp_bench_bound(const struct esp_bench_row *r);
+/* The row with machine, build and model: a new JSON object. */
+json_t *esp_bench_record(const struct esp_bench_context *c, const struct esp_bench_row *r);
+/* Add records of the rows to a file, a line each. */
+esp_status esp_bench_save(const char *path, const struct esp_bench_context *c,
+                          const struct esp_bench_row *rows, size_t n, esp_error *err);
 
 /* "pp512", "tg128", "tg128 b4 d2048"; returns buf. */
 const char *esp_bench_name(const struct esp_bench_row *r, char *buf, size_t cap);

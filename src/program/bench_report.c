@@ -5,6 +5,7 @@
  */
 #include "program/bench.h"
 
+#include <inttypes.h>
 #include <math.h>
 #include <stdarg.h>
 #include <stdlib.h>
@@ -93,21 +94,13 @@ static bool speculates(const struct esp_options *o)
     return strcmp(o->v[OPT_SPEC].s, "off") != 0;
 }
 
-/* The measured arithmetic limits, of the precisions that the model uses. */
+/* The measured arithmetic limits, of the precisions that the model uses, and the ends of the line. */
 static void put_rates(FILE *f, const struct esp_bench_context *c)
 {
     for (int a = 0; a < ESP_ACT_COUNT; a++)
         if (c->rate[a] > 0)
             put(f, ", %s %.0f GFLOP/s", esp_act_name((enum esp_act)a), c->rate[a] / 1e9);
-    put(f, "\n\n");
-}
-
-/* Which limit is nearer. */
-static const char *bound_of(const struct esp_bench_row *r)
-{
-    if (!(r->arithmetic_share > 0)) /* not measured: a device's, the reference's */
-        return "unknown";
-    return r->arithmetic_share > r->share ? "arithmetic" : "memory";
+    put(f, ", machine %016" PRIx64 ", model %016" PRIx64 "\n\n", c->machine_id, c->model_id);
 }
 
 void esp_bench_head(FILE *f, enum esp_bench_format format, const struct esp_bench_context *c)
@@ -120,7 +113,7 @@ void esp_bench_head(FILE *f, enum esp_bench_format format, const struct esp_benc
         put(f, "model,weights,test,prompt,gen,batch,depth,threads,kv,act,reps,mean_tps,sd_tps,median_tps,"
                "ttft_s,p50_s,p95_s,p99_s,"
                "bytes_per_token,bandwidth_bytes_per_s,bandwidth_share,ops_per_token,arithmetic_share,bound,"
-               "peak_rss\n");
+               "peak_rss,joules_per_token,version,machine_id,model_id\n");
     if (format != ESP_BENCH_MD)
         return;
     put(f, "espalier %s, %s, %s, %u threads, %s\n", esp_version(), c->session->shown,
@@ -132,51 +125,10 @@ void esp_bench_head(FILE *f, enum esp_bench_format format, const struct esp_benc
     put(f,
         "| test | tokens/s | median | TTFT ms | ms/token p50 | p95 | p99 | MB/token | bandwidth | "
         "GFLOP/token | "
-        "arithmetic | peak MiB |%s\n",
-        speculates(o) ? " drafts right |" : "");
-    put(f, "|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|%s\n", speculates(o) ? "---:|" : "");
-}
-
-static json_t *json_rates(const struct esp_bench_context *c)
-{
-    json_t *rates = json_object();
-
-    for (int a = 0; a < ESP_ACT_COUNT; a++)
-        if (c->rate[a] > 0)
-            json_object_set_new(rates, esp_act_name((enum esp_act)a), json_real(c->rate[a]));
-    return rates;
-}
-
-static json_t *record(const struct esp_bench_context *c, const struct esp_bench_row *r, const char *name)
-{
-    const struct esp_options *o = c->session->opt;
-    const esp_model_info *m = &c->session->info;
-    json_t *j = json_pack("{s:s,s:s,s:s,s:s,s:s,s:I,s:s}", "schema", "espalier.bench.v1", "version",
-                          esp_version(), "model", c->session->shown, "shape", m->shape, "weights", m->weights,
-                          "weight_bytes", (json_int_t)m->weight_bytes, "test", name);
-    json_t *samples = json_array();
-
-    for (size_t i = 0; i < r->n_sample; i++)
-        json_array_append_new(samples, json_real(r->samples[i]));
-    json_object_update_new(j,
-                           json_pack("{s:I,s:I,s:I,s:I,s:i,s:s,s:s,s:s,s:s}", "prompt", (json_int_t)r->prompt,
-                                     "gen", (json_int_t)r->gen, "batch", (json_int_t)r->batch, "depth",
-                                     (json_int_t)r->depth, "threads", c->threads, "level", esp_bench_level(c),
-                                     "kv", o->v[OPT_KV].s, "act", o->v[OPT_ACT].s, "cpu", c->machine->cpu));
-    json_object_update_new(j,
-                           json_pack("{s:s,s:s,s:I,s:I,s:I}", "device", c->session->about.name, "spec",
-                                     o->v[OPT_SPEC].s, "spec_rounds", (json_int_t)r->rounds, "spec_drafted",
-                                     (json_int_t)r->drafted, "spec_accepted", (json_int_t)r->accepted));
-    json_object_update_new(j, json_pack("{s:f,s:f,s:f,s:s}", "p99_s", r->p99_s, "ops_per_token",
-                                        r->ops_per_token, "arithmetic_share", r->arithmetic_share, "bound",
-                                        bound_of(r)));
-    json_object_set_new(j, "arithmetic_ops_per_s", json_rates(c));
-    json_object_update_new(
-        j, json_pack("{s:f,s:f,s:f,s:o,s:f,s:f,s:f,s:f,s:f,s:f,s:I}", "mean_tps", r->mean, "sd_tps", r->sd,
-                     "median_tps", r->median, "samples_tps", samples, "ttft_s", r->ttft_s, "p50_s", r->p50_s,
-                     "p95_s", r->p95_s, "bytes_per_token", r->bytes_per_token, "bandwidth_bytes_per_s",
-                     c->bandwidth, "bandwidth_share", r->share, "peak_rss", (json_int_t)r->peak_rss));
-    return j;
+        "arithmetic | peak MiB |%s%s\n",
+        c->has_energy ? " J/token |" : "", speculates(o) ? " drafts right |" : "");
+    put(f, "|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|%s%s\n", c->has_energy ? "---:|" : "",
+        speculates(o) ? "---:|" : "");
 }
 
 static void print_md(FILE *f, const struct esp_bench_context *c, const struct esp_bench_row *r,
@@ -194,6 +146,8 @@ static void print_md(FILE *f, const struct esp_bench_context *c, const struct es
     else
         put(f, " |");
     put(f, " %.0f |", (double)r->peak_rss / 1048576);
+    if (c->has_energy)
+        put(f, " %.3f |", r->joules_per_token);
     if (speculates(c->session->opt) && r->rounds)
         put(f, " %.0f %% of %.1f |", 100 * (double)r->accepted / (double)r->drafted,
             (double)r->drafted / (double)r->rounds);
@@ -217,14 +171,17 @@ void esp_bench_print(FILE *f, enum esp_bench_format format, const struct esp_ben
     case ESP_BENCH_CSV:
         put(f,
             "\"%s\",\"%s\",%s,%zu,%zu,%zu,%zu,%u,%s,%s,%zu,%.4f,%.4f,%.4f,%.6f,%.6f,%.6f,%.6f,%.0f,%.0f,%.4f,"
-            "%.0f,%.4f,%s,%llu\n",
+            "%.0f,%.4f,%s,%llu,",
             c->session->shown, c->session->info.weights, name, r->prompt, r->gen, r->batch, r->depth,
             c->threads, o->v[OPT_KV].s, o->v[OPT_ACT].s, r->n_sample, r->mean, r->sd, r->median, r->ttft_s,
             r->p50_s, r->p95_s, r->p99_s, r->bytes_per_token, c->bandwidth, r->share, r->ops_per_token,
-            r->arithmetic_share, bound_of(r), (unsigned long long)r->peak_rss);
+            r->arithmetic_share, esp_bench_bound(r), (unsigned long long)r->peak_rss);
+        if (r->joules_per_token > 0)
+            put(f, "%.4f", r->joules_per_token);
+        put(f, ",%s,%016" PRIx64 ",%016" PRIx64 "\n", esp_version(), c->machine_id, c->model_id);
         break;
     case ESP_BENCH_JSONL:
-        j = record(c, r, name);
+        j = esp_bench_record(c, r);
         text = j ? json_dumps(j, JSON_COMPACT) : NULL;
         if (text && f)
             fprintf(f, "%s\n", text);

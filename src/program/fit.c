@@ -188,6 +188,8 @@ json_t *esp_fit_document(const struct esp_fit *f)
                         json_pack("{s:i,s:i}", "rows_1", f->max_ctx_1, "rows_B", f->max_ctx_rows));
     json_object_set_new(doc, "max_rows",
                         json_pack("{s:i,s:i}", "ctx_4096", f->max_rows_4096, "ctx", f->max_rows));
+    if (f->speed.source)
+        json_object_set_new(doc, "predicted", esp_fit_predicted(f));
     json_object_set_new(doc, "kv_schemes", kv_schemes(f));
     json_object_set_new(doc, "suggestions", esp_fit_suggestions(f));
     return doc;

@@ -24,19 +24,22 @@ const char *esp_program_commit(void)
     return ESP_COMMIT;
 }
 
+const char *esp_program_compiler(void)
+{
+#if defined(__clang__)
+    return "clang " __clang_version__;
+#else
+    return "gcc " __VERSION__;
+#endif
+}
+
 static int print_version(void)
 {
     struct esp_machine m;
 
     esp_machine_read(&m);
     esp_out_printf("espalier %s\ncommit: %s\ncompiler: %s\ncpu: %s\nfeatures: %s\ndevices: cpu\n",
-                   esp_version(), ESP_COMMIT,
-#if defined(__clang__)
-                   "clang " __clang_version__,
-#else
-                   "gcc " __VERSION__,
-#endif
-                   m.cpu, m.features);
+                   esp_version(), ESP_COMMIT, esp_program_compiler(), m.cpu, m.features);
     return 0;
 }
 

@@ -12,12 +12,14 @@
 #include <string.h>
 
 #include "program/bench.h"
+#include "program/energy.h"
 #include "program/output.h"
 
 struct bench {
     struct esp_session session;
     const struct esp_options *opt;
     struct esp_machine machine;
+    struct esp_energy energy;
     struct esp_bench_context context;
     esp_memory_plan plan;
     struct esp_bench_row *rows;
@@ -186,12 +188,20 @@ static bool all_started(const struct bench *b, size_t batch)
     return true;
 }
 
+/* A repetition of n tokens ends; summed here, divided by their number at the end. */
+static void note_energy(const struct bench *b, struct esp_bench_row *r, bool measured, size_t n)
+{
+    if (measured && b->context.has_energy && n)
+        r->joules_per_token += esp_energy_used(&b->energy) / (double)n;
+}
+
 /* Run the row once; tokens per second in *tps. With measured false nothing is kept. */
 static esp_status repeat(struct bench *b, struct esp_bench_row *r, bool measured, double *tps, esp_error *err)
 {
     size_t open = r->batch, fresh = 0, count = 0;
     double start = esp_now(), last;
 
+    esp_energy_start(&b->energy);
     ESP_TRY(arm(b, r, r->gen + 1, err));
     while (open && !all_started(b, r->batch))
         ESP_TRY(step(b, r, &fresh, &open, err));
@@ -199,8 +209,10 @@ static esp_status repeat(struct bench *b, struct esp_bench_row *r, bool measured
         r->ttft_s += esp_now() - start;
     if (r->prompt) {
         *tps = (double)r->prompt / (esp_now() - start);
+        note_energy(b, r, measured, r->prompt);
         return ESP_OK;
     }
+    esp_energy_start(&b->energy);
     start = last = esp_now();
     while (open) {
         double now;
@@ -213,6 +225,7 @@ static esp_status repeat(struct bench *b, struct esp_bench_row *r, bool measured
         count += fresh;
     }
     *tps = (double)count / (last - start);
+    note_energy(b, r, measured, count);
     return ESP_OK;
 }
 
@@ -242,6 +255,7 @@ static esp_status measure(struct bench *b, struct esp_bench_row *r, esp_error *e
     esp_bench_summarize(r);
     r->peak_rss = esp_peak_rss();
     r->ttft_s /= (double)r->n_sample;
+    r->joules_per_token /= (double)r->n_sample;
     esp_bench_roof(&b->context, &b->plan, r);
     r->p50_s = esp_bench_quantile(b->steps, b->n_steps, 0.5);
     r->p95_s = esp_bench_quantile(b->steps, b->n_steps, 0.95);
@@ -274,7 +288,11 @@ static esp_status prepare(struct bench *b, esp_error *err)
     b->context.threads = wanted ? wanted : b->machine.cores;
     b->context.session = &b->session;
     b->context.machine = &b->machine;
+    b->context.has_energy = esp_energy_open(&b->energy);
+    if (!b->context.has_energy)
+        esp_say_detail("energy: the system lets nobody, or root alone, read its counters");
     ESP_TRY(esp_session_open(&b->session, b->opt, err));
+    esp_bench_identify(&b->context);
     ESP_TRY(size_engine(b, &longest, err));
     ESP_TRY(measure_memory(b, err));
     ESP_TRY(esp_bench_arithmetic(&b->context, err));
@@ -312,6 +330,8 @@ static esp_status bench(struct bench *b, size_t *slower, esp_error *err)
 
     if (v[OPT_BASELINE].given)
         ESP_TRY(esp_bench_baseline(v[OPT_BASELINE].s, err));
+    if (v[OPT_SAVE].given) /* refused before time is spent on measuring */
+        ESP_TRY(esp_bench_save(v[OPT_SAVE].s, &b->context, NULL, 0, err));
     ESP_TRY(prepare(b, err));
     if (path) {
         f = fopen(path, "we");
@@ -325,6 +345,8 @@ static esp_status bench(struct bench *b, size_t *slower, esp_error *err)
         if ((fclose(f) != 0 || bad) && s == ESP_OK)
             s = esp_fail(err, ESP_EIO, "%s: could not be written: %s", path, strerror(errno));
     }
+    if (s == ESP_OK && v[OPT_SAVE].given)
+        s = esp_bench_save(v[OPT_SAVE].s, &b->context, b->rows, b->n_rows, err);
     if (s == ESP_OK && v[OPT_BASELINE].given)
         s = esp_bench_compare(v[OPT_BASELINE].s, v[OPT_TOLERANCE].f, b->rows, b->n_rows, slower, err);
     return s;

@@ -6,8 +6,11 @@
 #include "program/verbs.h"
 
 #include <stdio.h>
+#include <string.h>
 
 #include "base/json.h"
+#include "base/map.h"
+#include "base/mem.h"
 #include "program/device.h"
 #include "program/fit.h"
 #include "program/output.h"
@@ -60,6 +63,10 @@ static void table(const struct esp_fit *f, bool fits)
     if (f->rows > 1)
         esp_out_printf(", %u with %u rows", f->max_ctx_rows, f->rows);
     esp_out_printf("\nmost rows: %u of 4096 tokens, %u of %u\n", f->max_rows_4096, f->max_rows, f->ctx);
+    if (f->speed.source)
+        esp_out_printf("%s: %.1f tokens/s, prompts %.0f tokens/s: %s\n",
+                       f->speed.measured ? "measured" : "at most", f->speed.decode_tps, f->speed.prefill_tps,
+                       f->speed.measured ? f->speed.source : "the limits of the machine in the records");
     list = esp_fit_suggestions(f);
     json_array_foreach(list, i, s)
     {
@@ -81,10 +88,29 @@ static uint64_t bytes_of(const json_t *v, const char *key)
     return n > 0 ? (uint64_t)n : 0;
 }
 
-/* The machine of an earlier report, or this one. */
-static esp_status read_machine(struct esp_machine *m, const char *path, esp_error *err)
+enum { MOST_MACHINE = 64 << 20 };
+
+/* Whether a file's first line is a record of bench --save. */
+static esp_status has_records(bool *records, const char *path, esp_error *err)
 {
-    enum { MOST = 1 << 20 };
+    char *text = NULL;
+    size_t len = 0;
+    const char *schema;
+    json_t *first;
+
+    ESP_TRY(esp_read_file(&text, &len, path, MOST_MACHINE, err));
+    first = json_loadb(text, strcspn(text, "\n"), 0, NULL);
+    schema = json_string_value(json_object_get(first, "schema"));
+    *records = schema && strcmp(schema, "espalier.bench.v1") == 0;
+    json_decref(first);
+    esp_free(text);
+    return ESP_OK;
+}
+
+/* The machine of an earlier report, or this one, which records of bench leave as it is. */
+static esp_status read_machine(struct esp_fit *f, const char *path, esp_error *err)
+{
+    struct esp_machine *m = &f->machine;
     json_t *doc = NULL;
     const json_t *v;
     const char *cpu;
@@ -92,7 +118,10 @@ static esp_status read_machine(struct esp_machine *m, const char *path, esp_erro
     esp_machine_read(m);
     if (!path)
         return ESP_OK;
-    ESP_TRY(esp_json_load(&doc, path, MOST, 0, err));
+    ESP_TRY(has_records(&f->has_records, path, err));
+    if (f->has_records)
+        return ESP_OK;
+    ESP_TRY(esp_json_load(&doc, path, MOST_MACHINE, 0, err));
     v = json_object_get(doc, "machine") ? json_object_get(doc, "machine") : doc;
     cpu = json_string_value(json_object_get(v, "cpu"));
     snprintf(m->cpu, sizeof m->cpu, "%s", cpu ? cpu : "unknown");
@@ -103,8 +132,11 @@ static esp_status read_machine(struct esp_machine *m, const char *path, esp_erro
     if (m->ram_available == 0)
         m->ram_available = m->ram;
     if (m->ram_available == 0)
-        return esp_fail(err, ESP_EFORMAT,
-                        "%s: no ram in bytes; 'espalier fit MODEL --json' prints what is read here", path);
+        return esp_fail(
+            err, ESP_EFORMAT,
+            "%s: no ram in bytes, as 'espalier fit MODEL --json' prints, and no record of bench --save",
+            path);
+    f->other_machine = true;
     return ESP_OK;
 }
 
@@ -120,7 +152,7 @@ static esp_status compute(struct esp_fit *f, struct esp_session *session, esp_er
         f->ctx = limit < 32768 ? limit : 32768;
     f->rows = (uint32_t)o->v[OPT_ROWS].i;
     f->budget = esp_placement_budget(session) ? esp_placement_budget(session)
-                : o->v[OPT_MACHINE].given     ? f->machine.ram_available
+                : f->other_machine            ? f->machine.ram_available
                                               : esp_device_room(session);
     if (!f->budget)
         return esp_fail(err, ESP_EIO,
@@ -130,7 +162,8 @@ static esp_status compute(struct esp_fit *f, struct esp_session *session, esp_er
     e->kv_tokens = esp_fit_tokens(f->ctx, f->rows);
     e->memory_budget = 0;
     ESP_TRY(esp_engine_plan(session->model, e, &f->plan, err));
-    return esp_fit_search(f, err);
+    ESP_TRY(esp_fit_search(f, err));
+    return f->has_records ? esp_fit_predict(f, o->v[OPT_MACHINE].s, err) : ESP_OK;
 }
 
 int esp_verb_fit(const struct esp_options *o)
@@ -142,7 +175,7 @@ int esp_verb_fit(const struct esp_options *o)
     bool fits = false;
 
     if (s == ESP_OK)
-        s = read_machine(&f.machine, o->v[OPT_MACHINE].s, &err);
+        s = read_machine(&f, o->v[OPT_MACHINE].s, &err);
     if (s == ESP_OK)
         s = compute(&f, &session, &err);
     if (s == ESP_OK) {

@@ -14,6 +14,8 @@ struct esp_answer;
 
 /* Of the source that the program was built from, or "unknown". */
 const char *esp_program_commit(void);
+/* Name and version of the compiler. */
+const char *esp_program_compiler(void);
 int esp_verb_run(const struct esp_options *o);
 int esp_verb_generate(const struct esp_options *o);
 int esp_verb_tokenize(const struct esp_options *o);

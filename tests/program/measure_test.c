@@ -8,6 +8,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+
+#include "base/map.h"
+#include "base/mem.h"
 
 #include "program/spawn/spawn.h"
 #include "support/support.h"
@@ -268,6 +272,97 @@ static void test_bench(void **state)
     run_free(&r);
 }
 
+/* --save adds records to a file, whatever is printed; each names its machine, build and model. */
+static void test_bench_save(void **state)
+{
+    char file[256], *text = NULL;
+    const char *second;
+    size_t len;
+    json_t *a, *b, *j, *predicted;
+    esp_error err;
+    struct run r;
+
+    (void)state;
+    snprintf(file, sizeof file, "%s/saved.jsonl", test_tmpdir());
+    for (int i = 0; i < 2; i++) {
+        r = RUN(NULL, P, "bench", M, "-p", "16", "-n", "0", "-r", "1", "--save", file);
+        run_code(&r, 0);
+        run_prints(&r, "| pp16 |");
+        run_free(&r);
+    }
+    test_ok(esp_read_file(&text, &len, file, 1 << 20, &err), &err);
+    second = strchr(text, '\n');
+    assert_non_null(second);
+    a = json_loadb(text, (size_t)(second - text), 0, NULL);
+    b = json_loads(second + 1, JSON_DISABLE_EOF_CHECK, NULL);
+    assert_non_null(a);
+    assert_non_null(b);
+    assert_true(json_equal(json_object_get(a, "machine"), json_object_get(b, "machine")));
+    assert_true(json_equal(json_object_get(a, "model_id"), json_object_get(b, "model_id")));
+    assert_int_equal(json_string_length(json_object_get(a, "model_id")), 16);
+    assert_int_equal(json_string_length(json_object_get(json_object_get(a, "machine"), "id")), 16);
+    assert_true(json_is_string(json_object_get(json_object_get(a, "build"), "compiler")));
+    json_decref(a);
+    json_decref(b);
+    esp_free(text);
+    r = RUN(NULL, P, "bench", M, "-p", "16", "-n", "0", "-r", "1", "--baseline", file, "--tolerance", "100%");
+    run_code(&r, 0); /* such a file is a baseline */
+    run_free(&r);
+    j = json_of(RUN(NULL, P, "fit", M, "--json", "--machine", file),
+                0); /* no generation was measured: limits */
+    predicted = json_object_get(j, "predicted");
+    assert_string_equal(json_string_value(json_object_get(predicted, "basis")), "roofline");
+    assert_true(real(predicted, "decode_tps") > 0);
+    json_decref(j);
+    r = RUN(NULL, P, "bench", M, "-p", "16", "-n", "4", "-r", "1", "--save", file);
+    run_code(&r, 0);
+    run_free(&r);
+    j = json_of(RUN(NULL, P, "fit", M, "--json", "--machine", file), 0);
+    predicted = json_object_get(j, "predicted");
+    assert_string_equal(json_string_value(json_object_get(predicted, "basis")), "measured");
+    assert_true(real(predicted, "prefill_tps") > 0 && real(predicted, "ttft_s_at_ctx") > 0);
+    json_decref(j);
+    r = RUN(NULL, P, "fit", M, "--machine", test_write(test_tmpdir(), "none", "{}\n", 3));
+    run_code(&r, 3);
+    run_says(&r, "no record");
+    run_free(&r);
+    r = RUN(NULL, P, "bench", M, "-p", "16", "-n", "0", "-r", "1", "--save", "/no/such/folder/file");
+    run_code(&r, 1);
+    run_silent(&r); /* before anything was measured */
+    run_free(&r);
+}
+
+/* Counters of packages are read where the system shows them; parts of a package are in it already. */
+static void test_bench_energy(void **state)
+{
+    static const char *const made[][2] = {{"intel-rapl:0", "energy_uj"},
+                                          {"intel-rapl:0", "max_energy_range_uj"},
+                                          {"intel-rapl:0:0", "energy_uj"}};
+    char folder[256], path[512], variable[300];
+    struct run_how how = {.env = {variable, NULL}};
+    struct run r;
+    json_t *j;
+
+    (void)state;
+    snprintf(folder, sizeof folder, "%s", test_tmpdir());
+    snprintf(variable, sizeof variable, "ESPALIER_POWERCAP=%s", folder);
+    r = RUN(&how, P, "bench", M, "-p", "16", "-n", "0", "-r", "1", "--json");
+    j = run_json(&r, 0);
+    assert_null(json_object_get(j, "joules_per_token"));
+    json_decref(j);
+    run_free(&r);
+    for (size_t i = 0; i < sizeof made / sizeof *made; i++) {
+        snprintf(path, sizeof path, "%s/%s", folder, made[i][0]);
+        mkdir(path, 0700);
+        test_write(path, made[i][1], "1000000\n", 8);
+    }
+    r = RUN(&how, P, "bench", M, "-p", "16", "-n", "0", "-r", "1");
+    run_code(&r, 0);
+    run_prints(&r, "| J/token |");
+    run_prints(&r, "| 0.000 |"); /* a counter that stands still */
+    run_free(&r);
+}
+
 static void test_bench_rows(void **state)
 {
     static const char *const names[] = {"pp16",   "tg2",    "tg4",       "tg2 b3",   "tg4 b3",
@@ -312,6 +407,8 @@ int main(void)
         cmocka_unit_test(test_fit),
         cmocka_unit_test(test_bench),
         cmocka_unit_test(test_bench_limits),
+        cmocka_unit_test(test_bench_save),
+        cmocka_unit_test(test_bench_energy),
         cmocka_unit_test(test_bench_rows),
         cmocka_unit_test(test_devices),
     };
