@@ -145,7 +145,8 @@ static void test_pool(void **state)
     assert_int_equal(n_warning, 0);
 }
 
-/* A described machine that hwloc is told to be this one: threads and memory are bound to what every Linux has. */
+/* A described machine that hwloc is told to be this one: threads and memory are bound to what every Linux
+ * has. */
 static void test_bound(void **state)
 {
     struct esp_nodes *n;

@@ -13,7 +13,7 @@
 #include "kernels/x86/dots.h"
 #include "kernels/x86/attend_softmax.h"
 
-enum { ATTEND_AHEAD = 8 }; /* positions */
+enum { ATTEND_BLOCK = 16 }; /* positions whose values pass before the next are asked for */
 
 /* Queries of a tile. */
 struct attend_tile {
@@ -28,8 +28,9 @@ V_INLINE void attend_values_block(int type, int n_row, int n_col, const struct e
 {
     const size_t size = dot_bytes(type);
     const uint8_t *v = (const uint8_t *)a->v + (t0 * a->ld_kv + c) * size;
-    const size_t ahead =
-        ATTEND_AHEAD * a->ld_kv * size; /* rows of a block of columns are no stream to the CPU */
+    /* Columns of rows are no stream to the CPU: while each share of the columns passes, as large a part of the
+       rows behind is asked for, in the order of memory. */
+    const uint8_t *next = (const uint8_t *)a->v + (t1 * a->ld_kv + c * (t1 - t0)) * size;
     vf acc[V_ROWS * 4];
 
     V_UNROLL
@@ -48,9 +49,10 @@ V_INLINE void attend_values_block(int type, int n_row, int n_col, const struct e
         for (int j = 0; j < n_col; j++) {
             const vf vv = dot_load(v + (size_t)j * VW * size, type);
 
-            if (j * VW * size % 64 == 0)
-                _mm_prefetch((const char *)((uintptr_t)v + ahead + (size_t)j * VW * size), _MM_HINT_T0);
-
+            if (j * VW * size % 64 == 0) {
+                _mm_prefetch((const char *)next, _MM_HINT_T0);
+                next += 64;
+            }
             V_UNROLL
             for (int r = 0; r < n_row; r++)
                 acc[r * n_col + j] = vf_fma(p[r], vv, acc[r * n_col + j]);
@@ -68,12 +70,16 @@ V_INLINE void attend_values(int type, int n_row, const struct esp_attend *a, con
                             uint32_t t0, uint32_t t1)
 {
     const int wide = n_row == 1 ? 8 : 4;
-    size_t c = 0;
 
-    for (; c + (size_t)wide * VW <= a->head_dim; c += (size_t)wide * VW)
-        attend_values_block(type, n_row, wide, a, tile, t0, t1, c);
-    for (; c < a->head_dim; c += VW)
-        attend_values_block(type, n_row, 1, a, tile, t0, t1, c);
+    for (uint32_t end; t0 < t1; t0 = end) {
+        size_t c = 0;
+
+        end = t1 - t0 < ATTEND_BLOCK ? t1 : t0 + ATTEND_BLOCK;
+        for (; c + (size_t)wide * VW <= a->head_dim; c += (size_t)wide * VW)
+            attend_values_block(type, n_row, wide, a, tile, t0, end, c);
+        for (; c < a->head_dim; c += VW)
+            attend_values_block(type, n_row, 1, a, tile, t0, end, c);
+    }
 }
 
 V_INLINE void attend_tile(int type, int n_row, const struct esp_attend *a, size_t q0, float *scratch)

@@ -13,7 +13,11 @@
 
 #include "formats/format.h"
 
-enum { DOT_OUTS = 4 }; /* outputs of a tile */
+enum {
+    DOT_OUTS = 4,     /* outputs of a tile */
+    DOT_STEPS = 4,    /* vectors of a row taken without a branch */
+    DOT_SHORT = 1024, /* bytes of a short row */
+};
 
 struct dots {
     const uint8_t *w; /* [n_out] rows, stride bytes apart, any alignment */
@@ -105,6 +109,43 @@ V_INLINE void dots_tile(int type, int n_row, int n_out, const struct dots *d, co
 }
 
 /*
+ * The same sums for short rows of w that lie one behind the other, such as a state's or cached keys: output
+ * by output, so that memory is read as it lies and processors see what comes. Four rows of 512 bytes side
+ * by side are no stream that they know, and asking for them takes the few buffers of the first cache (Zen
+ * 4, a state from memory: 11.6 GB/s side by side, 24.8 in order). The sums of several outputs overlap by
+ * themselves.
+ */
+V_INLINE void dots_in_order(int type, int n_row, const struct dots *d, const float *const *x,
+                            const uint8_t *w, vf (*acc)[DOT_OUTS])
+{
+    const size_t size = dot_bytes(type);
+
+    V_UNROLL
+    for (int o = 0; o < DOT_OUTS; o++, w += d->stride) {
+        V_UNROLL
+        for (int r = 0; r < n_row; r++)
+            acc[r][o] = vf_zero();
+        for (size_t k = 0; k < d->n_in; k += DOT_STEPS * VW) {
+            V_UNROLL
+            for (size_t i = 0; i < DOT_STEPS * VW; i += VW) {
+                const vf wv = dot_load(w + (k + i) * size, type);
+
+                V_UNROLL
+                for (int r = 0; r < n_row; r++)
+                    acc[r][o] = vf_fma(vf_load(x[r] + k + i), wv, acc[r][o]);
+            }
+        }
+    }
+}
+
+/* Whether the four rows from w on are read in order. */
+V_INLINE int dots_short(int type, int n_row, const struct dots *d, const uint8_t *const *w)
+{
+    return n_row <= 4 && d->stride <= DOT_SHORT && d->stride == d->n_in * dot_bytes(type) &&
+           d->n_in % (DOT_STEPS * VW) == 0 && w[3] == w[0] + 3 * d->stride;
+}
+
+/*
  * Up to four rows wait for memory, more for arithmetic. One row of half floats in wide vectors reads it
  * fastest by two outputs at a time (Zen 5: 44 GB/s, against 30 by four).
  */
@@ -113,7 +154,9 @@ V_INLINE void dots_four(int type, int n_row, const struct dots *d, const float *
 {
     vf acc[V_ROWS][DOT_OUTS];
 
-    if (n_row == 1 && VW == 16 && dot_bytes(type) == 2) {
+    if (dots_short(type, n_row, d, w)) {
+        dots_in_order(type, n_row, d, x, w[0], acc);
+    } else if (n_row == 1 && VW == 16 && dot_bytes(type) == 2) {
         vf pair[V_ROWS][DOT_OUTS];
 
         dots_tile(type, 1, 2, d, x, w, AHEAD_LINE, acc);
