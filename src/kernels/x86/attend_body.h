@@ -28,7 +28,7 @@ V_INLINE void attend_values_block(int type, int n_row, int n_col, const struct e
 {
     const size_t size = dot_bytes(type);
     const uint8_t *v = (const uint8_t *)a->v + (t0 * a->ld_kv + c) * size;
-    /* Columns of rows are no stream to the CPU: while each share of the columns passes, as large a part of the
+    /* Columns of rows are no stream to the CPU: while a share of the columns passes, as large a part of the
        rows behind is asked for, in the order of memory. */
     const uint8_t *next = (const uint8_t *)a->v + (t1 * a->ld_kv + c * (t1 - t0)) * size;
     vf acc[V_ROWS * 4];

@@ -55,14 +55,13 @@ V_INLINE vf dot_load_n(const uint8_t *p, int type, size_t n)
 enum dots_ahead {
     AHEAD_NONE,
     AHEAD_EACH, /* beside each output's row, the same place in the next tile */
-    AHEAD_LINE, /* of two rows: the next two, one after the other */
 };
 
 /* Accumulate n_row rows by n_out outputs; these and `ahead` are constants. */
 V_INLINE void dots_tile(int type, int n_row, int n_out, const struct dots *d, const float *const *x,
                         const uint8_t *const *w, enum dots_ahead ahead, vf (*acc)[DOT_OUTS])
 {
-    const size_t size = dot_bytes(type), n_in = d->n_in, row_bytes = n_in * size;
+    const size_t size = dot_bytes(type), n_in = d->n_in;
     size_t k = 0;
 
     V_UNROLL
@@ -77,14 +76,6 @@ V_INLINE void dots_tile(int type, int n_row, int n_out, const struct dots *d, co
         V_UNROLL
         for (int r = 0; r < n_row; r++)
             xv[r] = vf_load(x[r] + k);
-        if (ahead == AHEAD_LINE) {
-            const size_t at = (size_t)n_out * k * size;
-            const size_t row = at < row_bytes ? 0 : d->stride - row_bytes;
-
-            V_UNROLL
-            for (size_t i = 0; i < (size_t)n_out * VW * size; i += 64)
-                _mm_prefetch((const char *)((uintptr_t)w[0] + 2 * d->stride + row + at + i), _MM_HINT_T0);
-        }
         V_UNROLL
         for (int o = 0; o < n_out; o++) {
             const vf wv = dot_load(w[o] + k * size, type);
@@ -145,10 +136,7 @@ V_INLINE int dots_short(int type, int n_row, const struct dots *d, const uint8_t
            d->n_in % (DOT_STEPS * VW) == 0 && w[3] == w[0] + 3 * d->stride;
 }
 
-/*
- * Up to four rows wait for memory, more for arithmetic. One row of half floats in wide vectors reads it
- * fastest by two outputs at a time (Zen 5: 44 GB/s, against 30 by four).
- */
+/* Up to four rows wait for memory, more for arithmetic. */
 V_INLINE void dots_four(int type, int n_row, const struct dots *d, const float *const *x,
                         const uint8_t *const *w, __m128 *out)
 {
@@ -156,13 +144,6 @@ V_INLINE void dots_four(int type, int n_row, const struct dots *d, const float *
 
     if (dots_short(type, n_row, d, w)) {
         dots_in_order(type, n_row, d, x, w[0], acc);
-    } else if (n_row == 1 && VW == 16 && dot_bytes(type) == 2) {
-        vf pair[V_ROWS][DOT_OUTS];
-
-        dots_tile(type, 1, 2, d, x, w, AHEAD_LINE, acc);
-        dots_tile(type, 1, 2, d, x, w + 2, AHEAD_LINE, pair);
-        acc[0][2] = pair[0][0];
-        acc[0][3] = pair[0][1];
     } else {
         dots_tile(type, n_row, DOT_OUTS, d, x, w, n_row <= 4 ? AHEAD_EACH : AHEAD_NONE, acc);
     }
@@ -171,9 +152,40 @@ V_INLINE void dots_four(int type, int n_row, const struct dots *d, const float *
         out[r] = vf_sum4(acc[r][0], acc[r][1], acc[r][2], acc[r][3]);
 }
 
+/*
+ * Long rows of half floats: the four outputs of a tile come from the quarters of the range, which are
+ * streams of their own, read as they lie. (Zen 4, one row from memory: 30 to 34 GB/s, against 21 to 30 by
+ * neighbours.) The number of outputs done.
+ */
+V_INLINE uint32_t dots_quarters(int type, int n_row, const struct dots *d, const float *const *x)
+{
+    const uint32_t quarter = d->n_out / DOT_OUTS;
+
+    for (uint32_t o = 0; o < quarter; o++) {
+        const uint8_t *w[DOT_OUTS];
+        vf acc[V_ROWS][DOT_OUTS];
+
+        for (uint32_t j = 0; j < DOT_OUTS; j++)
+            w[j] = d->w + (o + j * quarter) * d->stride;
+        dots_tile(type, n_row, DOT_OUTS, d, x, w, AHEAD_NONE, acc);
+        V_UNROLL
+        for (int r = 0; r < n_row; r++) {
+            float sums[DOT_OUTS];
+
+            _mm_storeu_ps(sums, vf_sum4(acc[r][0], acc[r][1], acc[r][2], acc[r][3]));
+            V_UNROLL
+            for (uint32_t j = 0; j < DOT_OUTS; j++)
+                d->y[(size_t)r * d->ldy + o + j * quarter] = sums[j];
+        }
+    }
+    return quarter * DOT_OUTS;
+}
+
 V_INLINE void dots_run(int type, int n_row, const struct dots *d, const float *const *x)
 {
-    for (uint32_t o = 0; o < d->n_out; o += DOT_OUTS) {
+    const int far = n_row <= 4 && VW == 16 && dot_bytes(type) == 2 && d->stride > DOT_SHORT;
+
+    for (uint32_t o = far ? dots_quarters(type, n_row, d, x) : 0; o < d->n_out; o += DOT_OUTS) {
         const uint32_t n = d->n_out - o < DOT_OUTS ? d->n_out - o : DOT_OUTS;
         const uint8_t *w[DOT_OUTS];
         __m128 out[V_ROWS];
