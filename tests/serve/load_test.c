@@ -83,6 +83,7 @@ static struct esp_load_opts opts(const struct process *p, struct esp_load_texts 
                                   .leave = TEST_SANITIZED ? 0.20 : 0.10,
                                   .stall = TEST_SANITIZED ? 0.15 : 0.05,
                                   .stall_seconds = 0.3,
+                                  .grace = 240, /* answers of 256 tokens on a machine that others use */
                                   .seed = 7,
                                   .body = body,
                                   .whole = whole,
