@@ -495,7 +495,8 @@ template <int NP, bool SPLIT, bool CODED> static bool takes_all(const cu_kv &kv,
 template <int NP, bool SPLIT, bool CODED>
 static void start_tensor(cudaStream_t s, const cu_attention *a, const cu_batch *b, dim3 grid)
 {
-    if (takes_all<NP, SPLIT, CODED>(a->kv, a->n_term))
+    /* more blocks than multiprocessors: two of them share one */
+    if (grid.x * grid.y * grid.z <= cu_multiprocessors() && takes_all<NP, SPLIT, CODED>(a->kv, a->n_term))
         cu_start(s, attend_tensor < NP, SPLIT, CODED, SPLIT && !CODED && NP <= 2 >, grid, THREADS,
                  tensor_bytes<true>(a->kv, a->n_term), *a, *b);
     else
