@@ -101,6 +101,24 @@ struct strip_sums {
     vi one[TILE_ROWS][HALVES], two[TILE_ROWS][HALVES];
 };
 
+/* The same for one row, which waits for memory: half by half, as they lie; the two side by side are no
+ * stream. */
+V_INLINE void strip_unit_in_order(int bits, int terms, const uint8_t *unit, const uint8_t *q, size_t q2_at,
+                                  struct strip_sums *sum)
+{
+    V_UNROLL
+    for (int h = 0; h < HALVES; h++) {
+        V_UNROLL
+        for (int p = 0; p < STRIP_PIECES; p++) {
+            const vi c = strip_piece(bits, unit + h * 64 * bits, p);
+
+            sum->one[0][h] = _mm512_dpbusd_epi32(sum->one[0][h], c, int_broadcast(q + 4 * p));
+            if (terms == 2)
+                sum->two[0][h] = _mm512_dpbusd_epi32(sum->two[0][h], c, int_broadcast(q + 4 * p + q2_at));
+        }
+    }
+}
+
 /* Add codes times q1, and times q2, which lies q2_at bytes behind, of one unit. */
 V_INLINE void strip_unit(int bits, int terms, int n_row, const uint8_t *unit, const uint8_t *q, size_t ldq,
                          size_t q2_at, struct strip_sums *sum)
@@ -207,7 +225,10 @@ V_INLINE void strip_tile(int bits, int terms, int n_row, const struct strip_run 
         }
         for (uint32_t i = 0; i < t->group; i += STRIP_UNIT) {
             strip_prefetch(p, HALVES * bits);
-            strip_unit(bits, terms, n_row, p, q, t->act_bytes, t->group, &sum);
+            if (n_row == 1)
+                strip_unit_in_order(bits, terms, p, q, t->group, &sum);
+            else
+                strip_unit(bits, terms, n_row, p, q, t->act_bytes, t->group, &sum);
             p += HALVES * 64 * bits;
             q += STRIP_UNIT;
         }
