@@ -20,10 +20,11 @@ static const struct run_how none = {.env = {"ESPALIER_CUDA_LIBRARY=/nonexistent.
 static const char *const promised[] = {
     /* the same names in every verb */
     "model", "adapter", "chat-template", "tokenizer", "device", "threads", "threads-batch", "cpu-mask",
-    "mlock", "mmap", "gpu-layers", "cpu-moe", "place", "fit", "fit-margin", "memory-budget", "cache-ram",
-    "cache-disk", "cache-dir", "ctx", "rope-scaling", "chunk", "kv", "kv-start", "act", "state", "spec",
-    "spec-tokens", "spec-min-rate", "temperature", "top-p", "top-k", "min-p", "repeat-penalty",
-    "presence-penalty", "frequency-penalty", "max-tokens", "thinking", "thinking-budget", "json",
+    "numa", "huge-pages", "mlock", "mmap", "gpu-layers", "cpu-moe", "place", "fit", "fit-margin",
+    "memory-budget", "cache-ram", "cache-disk", "cache-dir", "ctx", "rope-scaling", "chunk", "kv", "kv-start",
+    "act", "state", "spec", "spec-tokens", "spec-min-rate", "temperature", "top-p", "top-k", "min-p",
+    "repeat-penalty", "presence-penalty", "frequency-penalty", "max-tokens", "thinking", "thinking-budget",
+    "json",
     /* the server's: sources, network, keys */
     "config", "profile", "dry-run", "host", "port", "api-prefix", "backlog", "http-threads",
     "max-connections", "insecure", "allowed-hosts", "api-key", "api-key-file", "metrics-public",
