@@ -26,7 +26,7 @@ static esp_status choose_cpu(struct esp_model *m, const esp_model_opts *o, esp_e
         return esp_fail(err, ESP_EINVAL, "%u threads, at most %u are possible",
                         o->threads > ESP_LIMIT_THREADS ? o->threads : o->threads_batch, ESP_LIMIT_THREADS);
     m->n_thread = o->threads ? o->threads : esp_core_count();
-    m->n_batch = o->threads_batch ? o->threads_batch : m->n_thread;
+    m->n_batch = o->threads_batch;
     return ESP_OK;
 }
 
@@ -43,6 +43,8 @@ static esp_status choose_memory(struct esp_model *m, const esp_model_opts *o, es
     ESP_TRY(esp_nodes_open(&m->nodes, o->numa, err));
     if (m->nodes && !o->threads)
         m->n_thread = esp_nodes_cores(m->nodes);
+    if (!o->threads_batch)
+        m->n_batch = m->n_thread;
     return ESP_OK;
 }
 
