@@ -44,7 +44,7 @@ static const char library_name[] = "libhwloc.so.15"; /* of every hwloc 2 */
 
 struct hwloc_calls {
     void *library;
-#define FIELD(name) __typeof__(hwloc_##name) *name;
+#define FIELD(name) __typeof__ (&hwloc_##name)(name);
     FUNCTIONS(FIELD)
 #undef FIELD
 };
@@ -174,7 +174,7 @@ static esp_status choose_nodes(struct esp_nodes *n, long only, esp_error *err)
     else if (n->h.get_cpubind(n->topology, allowed, 0) != 0)
         s = esp_fail(err, ESP_EIO, "numa: the processors of this process are unknown: %s", strerror(errno));
     for (unsigned i = 0; s == ESP_OK && i < all; i++) {
-        const hwloc_obj_t o = n->h.get_obj_by_depth(n->topology, depth, i);
+        hwloc_obj_t o = n->h.get_obj_by_depth(n->topology, depth, i);
 
         if (only < 0 || o->os_index == (unsigned)only)
             s = add_node(n, o, allowed, err);

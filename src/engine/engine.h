@@ -25,7 +25,7 @@ struct esp_cache; /* cache.h */
 /* What cached and saved states depend on beside their tokens. */
 struct esp_cache_identity {
     uint64_t ns;
-    char about[256]; /* the same for people */
+    char about[320]; /* the same for people */
 };
 
 struct esp_drafter; /* draft.h */
