@@ -13,38 +13,34 @@
 
 #include "backend/cuda/plugin/device.cuh"
 
+/* An attribute of the current device; 0 where it cannot be asked. */
+static inline int cu_attribute(cudaDeviceAttr what)
+{
+    int device = 0, value = 0;
+
+    if (cudaGetDevice(&device) != cudaSuccess || cudaDeviceGetAttribute(&value, what, device) != cudaSuccess)
+        return 0;
+    return value;
+}
+
 /* Whether the current device knows programmatic launches; ESPALIER_CUDA_EARLY=0 does without, to find faults.
  */
 static inline int cu_knows_early(void)
 {
     const char *wanted = getenv("ESPALIER_CUDA_EARLY");
-    int device = 0, major = 0;
 
-    if ((wanted && wanted[0] == '0') || cudaGetDevice(&device) != cudaSuccess ||
-        cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) != cudaSuccess)
-        return 0;
-    return major >= 9;
+    return !(wanted && wanted[0] == '0') && cu_attribute(cudaDevAttrComputeCapabilityMajor) >= 9;
 }
 
 /* Bytes of shared memory that a block of the current device can have. */
 static inline uint32_t cu_most_shared(void)
 {
-    int device = 0, bytes = 0;
-
-    if (cudaGetDevice(&device) != cudaSuccess ||
-        cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device) != cudaSuccess)
-        return 0;
-    return (uint32_t)bytes;
+    return (uint32_t)cu_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
 }
 
 static inline uint32_t cu_multiprocessors(void)
 {
-    int device = 0, n = 0;
-
-    if (cudaGetDevice(&device) != cudaSuccess ||
-        cudaDeviceGetAttribute(&n, cudaDevAttrMultiProcessorCount, device) != cudaSuccess)
-        return 0;
-    return (uint32_t)n;
+    return (uint32_t)cu_attribute(cudaDevAttrMultiProcessorCount);
 }
 
 template <class... P, class... A>
