@@ -14,7 +14,7 @@
 
 #include "text/pretokenize_tables.h"
 
-enum { JIT_STACK_MIN = 32 << 10, JIT_STACK_MAX = 1 << 20, PARENS_MAX = 32 };
+enum { JIT_STACK_MIN = 64 << 10, JIT_STACK_MAX = 1 << 20, PARENS_MAX = 32 };
 
 const char esp_pretok_gpt2_pattern[] =
     "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+";
@@ -306,14 +306,12 @@ esp_status esp_pretok_cut_init(struct esp_pretok_cut *c, const struct esp_pretok
     c->p = p;
     c->match = pcre2_match_data_create(1, NULL);
     c->context = pcre2_match_context_create(NULL);
-    c->stack = pcre2_jit_stack_create(JIT_STACK_MIN, JIT_STACK_MAX, NULL);
-    if (!c->match || !c->context || !c->stack)
+    if (!c->match || !c->context)
         return esp_fail(err, ESP_ENOMEM, "no memory for splitting text");
     pcre2_set_match_limit(c->context, ESP_LIMIT_SPLIT_STEPS);
     pcre2_set_depth_limit(c->context, ESP_LIMIT_SPLIT_STEPS);
     pcre2_set_heap_limit(c->context, 1u << 20); /* KiB */
-    pcre2_jit_stack_assign(c->context, NULL, c->stack);
-    return ESP_OK;
+    return ESP_OK;                              /* the JIT stack: once a text needs it */
 }
 
 void esp_pretok_cut_free(struct esp_pretok_cut *c)
@@ -331,6 +329,30 @@ void esp_pretok_cut_start(struct esp_pretok_cut *c, const char *text, size_t len
     c->level[0].end = len;
 }
 
+/*
+ * pcre2_match() on the 32 KiB that the library takes of the thread's stack. A text that needs more gets a
+ * JIT stack for the rest of the cut: making one for each text was most of the time of tokenizing a short
+ * prompt.
+ */
+static int match(struct esp_pretok_cut *c, size_t k, PCRE2_SPTR subject, size_t len, size_t from)
+{
+    int rc = pcre2_match(c->p->stage[k], subject, len, from, PCRE2_NO_UTF_CHECK, c->match, c->context);
+
+    if (rc != PCRE2_ERROR_JIT_STACKLIMIT)
+        return rc;
+    if (!c->stack) {
+        c->stack = pcre2_jit_stack_create(JIT_STACK_MIN, JIT_STACK_MAX, NULL);
+        if (!c->stack)
+            return PCRE2_ERROR_NOMEMORY;
+        pcre2_jit_stack_assign(c->context, NULL, c->stack);
+        rc = pcre2_match(c->p->stage[k], subject, len, from, PCRE2_NO_UTF_CHECK, c->match, c->context);
+        if (rc != PCRE2_ERROR_JIT_STACKLIMIT)
+            return rc;
+    }
+    return pcre2_match(c->p->stage[k], subject, len, from, PCRE2_NO_UTF_CHECK | PCRE2_NO_JIT, c->match,
+                       c->context);
+}
+
 /* The first match of stage k at or after l->pos as [*start, *end) of the text; both l->end when there is
  * none. */
 static esp_status find_match(struct esp_pretok_cut *c, size_t k, const struct esp_pretok_level *l,
@@ -339,11 +361,8 @@ static esp_status find_match(struct esp_pretok_cut *c, size_t k, const struct es
     const PCRE2_SPTR subject = (PCRE2_SPTR)(c->text + l->start);
     const size_t len = l->end - l->start, from = l->pos - l->start;
     const size_t *range = pcre2_get_ovector_pointer(c->match);
-    int rc = pcre2_match(c->p->stage[k], subject, len, from, PCRE2_NO_UTF_CHECK, c->match, c->context);
+    const int rc = match(c, k, subject, len, from);
 
-    if (rc == PCRE2_ERROR_JIT_STACKLIMIT)
-        rc = pcre2_match(c->p->stage[k], subject, len, from, PCRE2_NO_UTF_CHECK | PCRE2_NO_JIT, c->match,
-                         c->context);
     *start = *end = l->end;
     if (rc == PCRE2_ERROR_NOMATCH)
         return ESP_OK;
