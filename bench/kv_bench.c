@@ -84,6 +84,7 @@ static void attend_head(struct worker *w, uint32_t pair, uint32_t n_tok, const f
                            .n_query = n,
                            .q = q,
                            .ldq = DIM,
+                           .int8_query = true, /* as the engine by default */
                            .n_visible = all,
                            .m = m,
                            .l = l,

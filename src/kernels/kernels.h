@@ -121,6 +121,12 @@ enum { ESP_CHUNK = 64 };     /* rows of one delta-rule chunk; borders at absolut
 enum { ESP_HEAD_MAX = 512 }; /* largest attention head */
 enum { ESP_CONV_TAPS = 4 };  /* width of the causal convolution */
 
+/* Attention with integers (kernels.int8_codes): the largest of a query, 127 * 256 + 127, and of a value;
+ * positions of values that share steps; and what a query's weights in them add up to at most. */
+#define ESP_QUERY_TOP 32639.0f
+enum { ESP_VALUE_TOP = 16383, ESP_VALUE_BLOCK = 64 };
+#define ESP_WEIGHT_SUM 130000.0f
+
 /* Type of cached keys and values: plain numbers, or in layouts codes whose scheme each layer has for itself.
  */
 enum esp_kv { ESP_KV_F32, ESP_KV_BF16, ESP_KV_COUNT, ESP_KV_CODED = ESP_KV_COUNT };
@@ -137,6 +143,7 @@ struct esp_attend {
     uint32_t n_query;
     const float *q; /* [n_query][ldq], already scaled by 1 / sqrt(head_dim) */
     size_t ldq;
+    bool int8_query;           /* ESP_ACT_INT8X2: integers may be multiplied, see kernels.int8_codes */
     const uint32_t *n_visible; /* [n_query]: positions [0, n_visible) are seen, 0..ESP_SPAN */
     float *m;                  /* [n_query] running maximum, -inf before the first span */
     float *l;                  /* [n_query] running sum of exp(score - m) */
@@ -231,6 +238,12 @@ struct esp_kernels {
      * esp_kv_unrotate() turns the finished result back. Reads no byte outside the visible rows' planes.
      */
     void (*attend_codes)(const struct esp_attend *a, float *scratch);
+    /*
+     * Whether attend_codes() with int8_query multiplies integers: TurboQuant keys of 8 bits as they are, by
+     * a query that became integers up to ESP_QUERY_TOP of one step; and values of up to 4 bits as words, by
+     * weights that became integers, a step each ESP_VALUE_BLOCK positions.
+     */
+    bool int8_codes;
     /* esp_kv_encode_key() and esp_kv_encode_value(), the same bytes on every level. */
     uint32_t (*kv_encode[2])(const struct esp_kv_scheme *s, uint32_t head_dim, const float *x, uint8_t *row);
     /* Merge partial (m2, l2, acc2) into (m, l, acc), a single query of n elements; l2 = 0 changes nothing. */

@@ -11,6 +11,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "formats/turboquant.h"
+
 struct job {
     struct esp_attend a;
     enum esp_kv type;
@@ -38,6 +40,31 @@ static double kv_at(const struct job *j, uint32_t which, size_t t, size_t i)
 static double kv_error(const struct job *j, uint32_t which, size_t t, size_t i)
 {
     return j->type == ESP_KV_CODED ? 3 * KC_U * j->size[which][t * j->a.head_dim + i] + KC_TINY : 0;
+}
+
+/*
+ * Bound of what a score loses where query r becomes integers and the codes of key t are multiplied as
+ * bytes: half a step an element (and the rounding of its division), and sums of bytes of up to 255 beside
+ * zero points that are 128 lower.
+ */
+static double query_error(const struct job *j, size_t r, size_t t)
+{
+    const struct esp_attend *a = &j->a;
+    const uint32_t d = a->head_dim, group = j->scheme.group;
+    const uint8_t *half = (const uint8_t *)a->k + t * esp_kv_key_bytes(&j->scheme, d) + d;
+    double top = 0, keys = 0, sums = 0;
+
+    for (uint32_t i = 0; i < d; i++) {
+        const double q = fabs((double)a->q[r * a->ldq + i]);
+        uint16_t scale, zero;
+
+        memcpy(&scale, half + (size_t)(i / group) * 2, 2);
+        memcpy(&zero, half + (size_t)(d / group + i / group) * 2, 2);
+        top = q > top ? q : top;
+        keys += fabs(kv_at(j, 0, t, i));
+        sums += q * fabs((double)esp_f16_to_f32(scale)) * (255 + fabs((double)esp_f16_to_f32(zero) - 128));
+    }
+    return 0.51 * top / ESP_QUERY_TOP * keys + KC_SUM(d) * KC_U * sums;
 }
 
 /* The scalar decoder's numbers of coded rows, and the sizes that roundings are relative to. */
@@ -122,7 +149,7 @@ static void make(struct kc *kc, struct job *j, uint32_t head_dim, uint32_t n_que
     struct esp_attend *a = &j->a;
 
     j->n_pos = n_pos;
-    *a = (struct esp_attend){.head_dim = head_dim, .n_query = n_query};
+    *a = (struct esp_attend){.head_dim = head_dim, .n_query = n_query, .int8_query = a->int8_query};
     a->ld_kv = head_dim + kc_below(kc, 3);
     a->ldq = head_dim + kc_below(kc, 3);
     a->ld_acc = head_dim + kc_below(kc, 3);
@@ -170,8 +197,54 @@ static struct state copy_state(struct kc *kc, const struct job *j)
     return s;
 }
 
+/* Whether integers are multiplied here, with keys or values that can be. */
+static bool rounds(const struct kc *kc, const struct job *j)
+{
+    return j->type == ESP_KV_CODED && j->scheme.kind == ESP_KV_KIND_TURBO && j->a.int8_query &&
+           kc->k->int8_codes;
+}
+
+/*
+ * Bound of what element i of the n values' sum loses where weights become integers of one step in a block
+ * of positions, and values words, shares of the largest in their group there: half a step of each, a word's
+ * by three roundings (its level, its scale, their product).
+ */
+static double value_error(const struct job *j, size_t n, const double *weight, uint32_t i)
+{
+    const struct esp_kv_scheme *scheme = &j->scheme;
+    const uint32_t d = j->a.head_dim;
+    const size_t row = esp_kv_value_bytes(scheme, d),
+                 at = (size_t)d * scheme->v_bits / 8 + i / scheme->group * 2;
+    const float *levels = esp_turbo_codebook_of(scheme)->levels;
+    double level = 0, error = 0;
+
+    for (int c = 0; c < 1 << scheme->v_bits; c++)
+        level = fabs((double)levels[c]) > level ? fabs((double)levels[c]) : level;
+    for (size_t t0 = 0; t0 < n; t0 += ESP_VALUE_BLOCK) {
+        double scale = 0, top = 0, sum = 0, values = 0, step, word;
+        size_t end = t0;
+
+        for (; end < n && end < t0 + ESP_VALUE_BLOCK; end++) {
+            top = weight[end] > top ? weight[end] : top;
+            sum += weight[end];
+            values += fabs(kv_at(j, 1, end, i));
+        }
+        for (size_t t = t0; t < end; t++) {
+            uint16_t half;
+
+            memcpy(&half, (const uint8_t *)j->a.v + t * row + at, 2);
+            scale = esp_f16_to_f32(half) > scale ? (double)esp_f16_to_f32(half) : scale;
+        }
+        step = top / 32767 > sum / ESP_WEIGHT_SUM ? top / 32767 : sum / ESP_WEIGHT_SUM;
+        word = 1.6 * scale * level / ESP_VALUE_TOP;
+        error += 0.51 * step * (values + (double)(end - t0) * word) + word * sum;
+    }
+    return error;
+}
+
 static void check_query(struct kc *kc, const struct job *j, const struct state *before, size_t r)
 {
+    const bool rounded = rounds(kc, j);
     static double weight[ESP_SPAN], error[ESP_SPAN];
     const struct esp_attend *a = &j->a;
     const size_t n = a->n_visible[r];
@@ -190,7 +263,8 @@ static void check_query(struct kc *kc, const struct job *j, const struct state *
             terms += fabs(p);
             decoding += fabs(a->q[r * a->ldq + i]) * kv_error(j, 0, t, i);
         }
-        score_error = KC_SUM(a->head_dim) * KC_U * terms + decoding + a->head_dim * KC_TINY;
+        score_error = KC_SUM(a->head_dim) * KC_U * terms + decoding + a->head_dim * KC_TINY +
+                      (rounded && j->scheme.k_bits == 8 ? query_error(j, r, t) : 0);
         top_error = score_error > top_error ? score_error : top_error;
         top = score > top ? score : top;
         weight[t] = exp(score - m);
@@ -207,6 +281,8 @@ static void check_query(struct kc *kc, const struct job *j, const struct state *
         const double old = before->acc[r * a->ld_acc + i];
         double value = keep * old, bound = keep_error * fabs(old) + 4 * KC_U * fabs(value);
 
+        if (rounded && j->scheme.v_bits <= 4)
+            bound += value_error(j, n, weight, (uint32_t)i);
         for (size_t t = 0; t < n; t++) {
             const double v = kv_at(j, 1, t, i);
 
@@ -279,7 +355,8 @@ static void check_one(struct kc *kc, struct job j, uint32_t head_dim, uint32_t n
 
     if (j.type == ESP_KV_CODED)
         esp_kv_name(&j.scheme, name);
-    if (!kc_begin(kc, "%shd%u query%u pos%u %s", name, head_dim, n_query, n_pos, kc_pattern_names[p]))
+    if (!kc_begin(kc, "%s%shd%u query%u pos%u %s", name, j.a.int8_query ? " int8 " : "", head_dim, n_query,
+                  n_pos, kc_pattern_names[p]))
         return;
     make(kc, &j, head_dim, n_query, n_pos, p);
     before = copy_state(kc, &j);
@@ -308,28 +385,38 @@ static void check_attend(struct kc *kc, enum esp_kv type)
 
 /* The schemes in turn through sizes, numbers of queries and of positions; every pair of code widths is there.
  */
+static void check_scheme(struct kc *kc, struct job j, size_t turn)
+{
+    static const uint32_t dims[] = {64, 96, 128, 256, 512};
+    static const uint32_t queries[] = {1, 2, 3, 4, 5, 6, 7, 16, 67};
+    static const uint32_t positions[] = {0, 1, 2, 3, 7, 8, 15, 16, 17, 33, 64, 100, 255, 256};
+
+    for (size_t d = 0; d < 5; d++) {
+        if (esp_kv_check(&j.scheme, dims[d], NULL) != ESP_OK)
+            continue;
+        for (size_t i = 0; i < 14; i++)
+            check_one(kc, j, dims[d], queries[(turn + d + i) % 9], positions[i],
+                      (enum kc_pattern)((turn + d + i) % KC_PATTERN_COUNT));
+    }
+    for (int p = 0; p < KC_PATTERN_COUNT; p++)
+        check_one(kc, j, 256, 4, 256, (enum kc_pattern)p);
+}
+
 static void check_codes(struct kc *kc)
 {
     static const char *const schemes[] = {
         "q8:g32",     "q6:g32",         "q4:g32", "turbo:k8v3", "turbo:k8v2", "turbo:k5v4", "turbo:k4v5",
         "turbo:k2v8", "turbo:k8v3:own", "q8",     "q6:g128",    "q4:g128",    "turbo:k8v8", "turbo:k4v4"};
-    static const uint32_t dims[] = {64, 96, 128, 256, 512};
-    static const uint32_t queries[] = {1, 2, 3, 4, 5, 6, 7, 16, 67};
-    static const uint32_t positions[] = {0, 1, 2, 3, 7, 8, 15, 16, 17, 33, 64, 100, 255, 256};
     struct job j = {.type = ESP_KV_CODED};
 
     for (size_t s = 0; s < sizeof schemes / sizeof schemes[0]; s++) {
         if (esp_kv_parse(&j.scheme, schemes[s], NULL) != ESP_OK)
             kc_equal(kc, s, 0, 1);
-        for (size_t d = 0; d < 5; d++) {
-            if (esp_kv_check(&j.scheme, dims[d], NULL) != ESP_OK)
-                continue;
-            for (size_t i = 0; i < 14; i++)
-                check_one(kc, j, dims[d], queries[(s + d + i) % 9], positions[i],
-                          (enum kc_pattern)((s + d + i) % KC_PATTERN_COUNT));
-        }
-        for (int p = 0; p < KC_PATTERN_COUNT; p++)
-            check_one(kc, j, 256, 4, 256, (enum kc_pattern)p);
+        j.a.int8_query = false;
+        check_scheme(kc, j, s);
+        j.a.int8_query = true;
+        if (rounds(kc, &j)) /* else the same function */
+            check_scheme(kc, j, s + 1);
     }
 }
 
@@ -422,7 +509,7 @@ static void bench(struct kc *kc, void (*call)(void *), struct job j, uint32_t n_
         j.a.m[r] = 0;
     seconds = kc_time(call, &c);
     c.k = kc->ref;
-    snprintf(what, sizeof what, "hd256 queries %u %s", n_query, name);
+    snprintf(what, sizeof what, "hd256 queries %u %s%s", n_query, name, j.a.int8_query ? " int8" : "");
     kc_report(kc, what, seconds, kc_time(call, &c), merge ? 12.0 * 256 : bytes * ESP_SPAN,
               merge ? 3.0 * 256 : 4.0 * 256 * ESP_SPAN * n_query);
     kc_end(kc);
@@ -436,9 +523,12 @@ static void bench_codes(struct kc *kc)
 
     for (size_t s = 0; s < sizeof schemes / sizeof schemes[0]; s++) {
         esp_kv_parse(&j.scheme, schemes[s], NULL);
-        for (uint32_t n = 4; n <= 64; n *= 16)
-            bench(kc, run_attend, j, n,
-                  (double)(esp_kv_key_bytes(&j.scheme, 256) + esp_kv_value_bytes(&j.scheme, 256)));
+        for (int int8 = 0; int8 < 2; int8++) {
+            j.a.int8_query = int8;
+            for (uint32_t n = 4; n <= 64 && (!int8 || rounds(kc, &j)); n *= 16)
+                bench(kc, run_attend, j, n,
+                      (double)(esp_kv_key_bytes(&j.scheme, 256) + esp_kv_value_bytes(&j.scheme, 256)));
+        }
     }
 }
 

@@ -154,6 +154,10 @@ void esp_cpu_op_hidden(const struct thread *t, const struct esp_op *op);
 void esp_cpu_op_rows(const struct thread *t, const struct esp_op *op); /* everything that is row by row */
 void esp_cpu_rope_table(const struct thread *t);
 
+/* Whether queries may meet keys of 8 bits as integers (esp_attend.int8_query): where products with integer
+ * codes round their activations so. */
+bool esp_cpu_int8_query(const struct esp_plan_opts *o);
+
 /* A product read act_bytes of rows at act and wrote n_out numbers of each of n_row rows at y, ldy apart. */
 static inline void esp_cpu_watch_product(const void *act, size_t act_bytes, uint32_t n_row, float *y,
                                          size_t ldy, uint32_t n_out)

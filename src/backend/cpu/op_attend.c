@@ -157,6 +157,7 @@ static void run_group(const struct esp_plan *p, const struct esp_op *op, const s
                            .n_query = w->n_query,
                            .q = w->q,
                            .ldq = h->head_dim,
+                           .int8_query = esp_cpu_int8_query(&p->opts),
                            .n_visible = w->visible,
                            .m = w->m,
                            .l = w->l,

@@ -30,6 +30,11 @@ enum esp_act esp_cpu_act(const struct esp_plan_opts *o, enum esp_format_id f)
     return esp_act_resolve(f, o->act);
 }
 
+bool esp_cpu_int8_query(const struct esp_plan_opts *o)
+{
+    return o->act_auto || o->act == ESP_ACT_INT8X2 || o->act == ESP_ACT_INT8;
+}
+
 bool esp_cpu_can(const struct esp_dev *d, const struct esp_op *op)
 {
     (void)d;

@@ -130,13 +130,27 @@ static void kv_scales(const struct kv_side *s, uint32_t t0, uint32_t t1)
  */
 struct kv_far {
     uintptr_t at;
-    size_t step; /* bytes of one kv_far_go() */
+    size_t step; /* bytes to the next line to ask for, at most 64: none is left out */
+    bool twice;  /* two of them in one kv_far_go() */
 };
+
+/* From `at` on, bytes in n goes. */
+V_INLINE struct kv_far kv_far_make(uintptr_t at, size_t bytes, size_t n)
+{
+    const bool twice = bytes > 64 * n;
+    const size_t step = bytes / (twice ? 2 * n : n);
+
+    return (struct kv_far){at, step < 64 ? step : 64, twice};
+}
 
 V_INLINE void kv_far_go(struct kv_far *f)
 {
     _mm_prefetch((const char *)f->at, _MM_HINT_T1); /* NOLINT(performance-no-int-to-ptr) */
     f->at += f->step;
+    if (f->twice) {
+        _mm_prefetch((const char *)f->at, _MM_HINT_T1); /* NOLINT(performance-no-int-to-ptr) */
+        f->at += f->step;
+    }
 }
 
 /* Of a position's bytes of the next keys: those asked for while values are summed. */
@@ -153,11 +167,11 @@ V_INLINE struct kv_far kv_far_values(const struct kv_side *keys, const struct kv
                                      size_t n)
 {
     const size_t left = keys->row_bytes - kv_next_bytes(keys, values), each = left + values->row_bytes;
-    const size_t done = t * each, keys_left = ESP_SPAN * left, step = KV_BLOCK * each / n;
+    const size_t done = t * each, keys_left = ESP_SPAN * left;
     const uintptr_t tail = (uintptr_t)keys->rows + ESP_SPAN * keys->row_bytes - keys_left;
 
-    return (struct kv_far){done < keys_left ? tail + done : (uintptr_t)values->rows + (done - keys_left),
-                           step < 64 ? step : 64};
+    return kv_far_make(done < keys_left ? tail + done : (uintptr_t)values->rows + (done - keys_left),
+                       KV_BLOCK * each, n);
 }
 
 /* While values of positions from t on are summed, n goes a position: keys of the next span, if there is one.
@@ -168,8 +182,8 @@ V_INLINE struct kv_far kv_far_next(const struct kv_side *next, const struct kv_s
     const size_t each = kv_next_bytes(next, values);
 
     if (!next->rows)
-        return (struct kv_far){(uintptr_t)values->rows, 0};
-    return (struct kv_far){(uintptr_t)next->rows + t * each, each / n};
+        return (struct kv_far){(uintptr_t)values->rows, 0, false};
+    return kv_far_make((uintptr_t)next->rows + t * each, each, n);
 }
 
 /* ---- scores ---- */
@@ -445,6 +459,51 @@ struct kv_span {
     struct kv_tile tile;
 };
 
+#if KV_INT_KEYS
+#include "kernels/x86/attend_kv_int.h"
+#include "kernels/x86/attend_kv_word.h"
+#endif
+
+/* Scores of all queries with positions [0, n_pos) to the tile's weights, of keys whose codes are multiplied
+ * as they are; false: these become floats. */
+static bool kv_scores_int(const struct kv_span *s, uint32_t n_pos)
+{
+#if KV_INT_KEYS
+    const struct esp_attend *a = s->a;
+
+    if (s->k_raw != KV_RAW_S8 || !a->int8_query)
+        return false;
+    for (size_t r = 0; r < a->n_query; r++)
+        kv_int_query(a->q + r * a->ldq, a->head_dim, s->tile.acc + r * ESP_HEAD_MAX);
+    kv_int_scores(&s->k, &s->v, s->tile.acc, a->n_query, n_pos, s->tile.weight);
+    return true;
+#else
+    (void)s;
+    (void)n_pos;
+    return false;
+#endif
+}
+
+/* Sums of values over what each query sees, at most [0, n_pos), of values that can be words; false: they
+ * become floats. */
+static bool kv_values_int(const struct kv_span *s, uint32_t n_pos)
+{
+#if KV_INT_KEYS
+    const struct esp_attend *a = s->a;
+
+    if (s->v_raw != KV_RAW_2 && s->v_raw != KV_RAW_3 && s->v_raw != KV_RAW_4)
+        return false;
+    if (!a->int8_query || a->scheme->kind != ESP_KV_KIND_TURBO)
+        return false;
+    kv_word_values(s->v_raw, &s->v, &s->next, a->n_visible, a->n_query, n_pos, &s->tile);
+    return true;
+#else
+    (void)s;
+    (void)n_pos;
+    return false;
+#endif
+}
+
 /* Sums over the positions of one query, and of tiles: functions of their own, since each holds every code
  * width. */
 static void kv_values_one(const struct kv_span *s, const struct kv_tile *tile, uint32_t t0, uint32_t t1)
@@ -487,13 +546,16 @@ V_INLINE void kv_attend_tile(int n_row, const struct kv_span *s)
     }
     if (high == 0)
         return;
-    kv_scores(s->k_raw, n_row, &s->k, &s->v, x, high, tile->weight);
+    if (!kv_scores_int(s, high))
+        kv_scores(s->k_raw, n_row, &s->k, &s->v, x, high, tile->weight);
     for (uint32_t r = 0; r <= last; r++)
         m[r] = attend_weights(tile->weight + r * ESP_SPAN, n[r], &l[r]);
     for (int r = 0; r < n_row; r++)
         for (size_t c = 0; c < a->head_dim; c += VW)
             vf_store(tile->acc + r * ESP_HEAD_MAX + c, vf_zero());
-    if (low > 0 && n_row > 1)
+    if (kv_values_int(s, high))
+        low = ESP_SPAN; /* nothing is left to any query */
+    else if (low > 0 && n_row > 1)
         kv_values(s->v_raw, n_row, &s->v, &s->next, tile, 0, low);
     else if (low > 0)
         kv_values_one(s, tile, 0, low);

@@ -238,13 +238,15 @@ static void kv_attend_many(const struct esp_attend *a, float *scratch)
     kv_span_make(&s, a, a->n_query, scratch);
     for (size_t q = 0; q < a->n_query; q++)
         n_pos = a->n_visible[q] > n_pos ? a->n_visible[q] : n_pos;
-    kv_many_keys(&s, n_pos, block);
+    if (!kv_scores_int(&s, n_pos))
+        kv_many_keys(&s, n_pos, block);
     for (size_t q = 0; q < a->n_query; q++) {
         m[q] = attend_weights(s.tile.weight + q * ESP_SPAN, a->n_visible[q], &l[q]);
         for (size_t c = 0; c < a->head_dim; c += VW)
             vf_store(s.tile.acc + q * ESP_HEAD_MAX + c, vf_zero());
     }
-    kv_many_all_values(&s, n_pos, block);
+    if (!kv_values_int(&s, n_pos))
+        kv_many_all_values(&s, n_pos, block);
     for (size_t q = 0; q < a->n_query; q++)
         if (a->n_visible[q])
             attend_merge(a->m + q, a->l + q, a->acc + q * a->ld_acc, m[q], l[q],

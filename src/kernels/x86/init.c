@@ -41,7 +41,7 @@ void esp_kernels_init_avx512(struct esp_kernels *k)
     esp_rows_init_avx512(k);
     esp_delta_init_avx512(k);
     esp_attend_init_avx512(k);
-    esp_attend_kv_init_avx512(k);
+    esp_attend_kv_init_avx512vnni(k);
     esp_kv_encode_init_avx512(k);
     esp_peak_init_avx512vnni(k);
 }

@@ -9,6 +9,8 @@
 
 #include "kernels/x86/kv_codes.h"
 
+#define KV_INT_KEYS 0 /* whether attend_kv_int.h is there for keys of 8 bits */
+
 struct kv_lut {
     vi at, shift; /* 5 and 6 bits: byte of each code in its 64 bits; all: its lowest bit in what is shifted */
     vf low, high; /* up to 4 bits: levels, repeated when fewer than 8 */

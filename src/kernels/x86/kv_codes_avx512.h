@@ -10,6 +10,8 @@
 
 #include "kernels/x86/kv_codes.h"
 
+#define KV_INT_KEYS 1 /* whether attend_kv_int.h is there for keys of 8 bits */
+
 struct kv_lut {
     vi at, shift; /* byte of each code in its 128 bits, and bit in that byte */
     vi second;    /* 3 bits: bit of the code 16 further on, whose bytes come in the high half of a lane */

@@ -26,7 +26,7 @@ void esp_delta_init_avx512(struct esp_kernels *k);
 void esp_attend_init_avx2(struct esp_kernels *k);
 void esp_attend_init_avx512(struct esp_kernels *k);
 void esp_attend_kv_init_avx2(struct esp_kernels *k);
-void esp_attend_kv_init_avx512(struct esp_kernels *k);
+void esp_attend_kv_init_avx512vnni(struct esp_kernels *k);
 void esp_kv_encode_init_avx2(struct esp_kernels *k);
 void esp_kv_encode_init_avx512(struct esp_kernels *k);
 void esp_peak_init_avx2(struct esp_kernels *k);

@@ -1,5 +1,5 @@
 /*
- * Attention over spans of coded keys and values for AVX-512; see attend_kv_body.h.
+ * Attention over spans of coded keys and values for AVX-512 with VNNI; see attend_kv_body.h.
  *
  * SPDX-License-Identifier: MIT
  */
@@ -10,7 +10,8 @@
 #include "kernels/x86/attend_kv_many.h"
 #include "kernels/x86/parts.h"
 
-void esp_attend_kv_init_avx512(struct esp_kernels *k)
+void esp_attend_kv_init_avx512vnni(struct esp_kernels *k)
 {
     k->attend_codes = attend_codes;
+    k->int8_codes = true;
 }
