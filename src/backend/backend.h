@@ -18,6 +18,8 @@
 #include "graph/tape.h"
 #include "kernels/kernels.h"
 
+#include "backend/paths.h"
+
 struct esp_dev;
 struct esp_plan;
 
@@ -106,6 +108,13 @@ struct esp_backend_ops {
     /* Bytes of a tape's weights in the device's memory, without taking any. NULL: they stay where they are.
      */
     uint64_t (*weight_bytes)(const struct esp_dev *d, const struct esp_tape *t);
+    /* Host memory that the device's copies are fastest with, for work outside a tape; NULL when there is none
+     * left. NULL entries: any memory is as good. */
+    void *(*host_alloc)(struct esp_dev *d, size_t bytes);
+    void (*host_free)(struct esp_dev *d, void *p); /* NULL is a no-op */
+    /* Cheapest paths of trellis blocks, as paths.h defines them; done when it returns. NULL: the device has
+     * no search. */
+    esp_status (*paths)(struct esp_dev *d, const struct esp_paths *p, esp_error *err);
 };
 
 /* Base of every device; backends extend it. */

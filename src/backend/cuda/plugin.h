@@ -15,12 +15,12 @@ struct esp_cuda_key {
     uint32_t revision; /* of the meaning of what follows */
     uint32_t n_op, n_format;
     uint32_t ops_bytes, dev_bytes, buf_bytes, op_bytes, value_bytes, weight_bytes, batch_bytes, seq_bytes,
-        pools_bytes;
+        pools_bytes, paths_bytes;
 };
 
 static inline struct esp_cuda_key esp_cuda_key(void)
 {
-    return (struct esp_cuda_key){.revision = 3,
+    return (struct esp_cuda_key){.revision = 4,
                                  .n_op = ESP_OP_COUNT,
                                  .n_format = ESP_FORMAT_COUNT,
                                  .ops_bytes = sizeof(struct esp_backend_ops),
@@ -31,7 +31,8 @@ static inline struct esp_cuda_key esp_cuda_key(void)
                                  .weight_bytes = sizeof(struct esp_weight),
                                  .batch_bytes = sizeof(struct esp_batch),
                                  .seq_bytes = sizeof(struct esp_batch_seq),
-                                 .pools_bytes = sizeof(struct esp_pools)};
+                                 .pools_bytes = sizeof(struct esp_pools),
+                                 .paths_bytes = sizeof(struct esp_paths)};
 }
 
 /* Open device `index`; ESP_EDEVICE when the key differs or the device cannot be used. */

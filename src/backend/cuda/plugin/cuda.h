@@ -31,6 +31,7 @@ struct cuda_dev {
     uint32_t n_lora;
     uint64_t lora_bytes;      /* they may take together; 0: what there is */
     uint64_t step;            /* number of the running one */
+    struct cuda_paths *paths; /* room for the search of trellis paths, paths.c; NULL before the first */
     struct esp_plan *running; /* whose logits wait() has to hand over */
 };
 
@@ -209,6 +210,10 @@ esp_status cuda_lora_begin(struct esp_plan *p, const struct esp_batch *b, bool *
 /* Add what the batch's adapters say to the products of a LINEAR step that was just launched by itself. */
 void cuda_lora_step(const struct esp_plan *p, const struct cuda_step *s, const struct esp_batch *b);
 void cuda_lora_close(struct cuda_dev *d);
+
+/* paths.c */
+esp_status cuda_paths(struct esp_dev *d, const struct esp_paths *p, esp_error *err);
+void cuda_paths_close(struct cuda_dev *d);
 
 /* run.c */
 esp_status cuda_run(struct esp_plan *p, const struct esp_batch *b, esp_error *err);

@@ -133,6 +133,24 @@ static esp_status dev_fill(struct esp_span dst, uint8_t value, esp_error *err)
     return ESP_OK;
 }
 
+static void *dev_host_alloc(struct esp_dev *dev, size_t bytes)
+{
+    void *p = NULL;
+
+    if (cuda_use((struct cuda_dev *)dev, NULL) != ESP_OK)
+        return NULL;
+    if (cudaMallocHost(&p, bytes ? bytes : 1) == cudaSuccess)
+        return p;
+    cudaGetLastError();
+    return NULL;
+}
+
+static void dev_host_free(struct esp_dev *dev, void *p)
+{
+    if (p && cuda_use((struct cuda_dev *)dev, NULL) == ESP_OK)
+        cudaFreeHost(p);
+}
+
 static esp_status dev_memory(struct esp_dev *dev, uint64_t *left, uint64_t *total, esp_error *err)
 {
     size_t l = 0, t = 0;
@@ -154,6 +172,7 @@ static void dev_close(struct esp_dev *dev)
     if (d->stream)
         cudaStreamDestroy(d->stream);
     cuda_lora_close(d);
+    cuda_paths_close(d);
     for (uint32_t i = 0; i < d->n_weight; i++)
         esp_free(d->weights[i]);
     esp_free(d->weights);
@@ -177,6 +196,9 @@ static const struct esp_backend_ops cuda_ops = {
     .logits = cuda_logits,
     .memory = dev_memory,
     .weight_bytes = cuda_weight_bytes,
+    .host_alloc = dev_host_alloc,
+    .host_free = dev_host_free,
+    .paths = cuda_paths,
 };
 
 static esp_status check_count(uint32_t index, esp_error *err)
