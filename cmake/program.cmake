@@ -56,14 +56,18 @@ set_target_properties(espalier_cuda_double PROPERTIES PREFIX "")
 target_compile_definitions(espalier_cuda_double PRIVATE _GNU_SOURCE)
 target_link_libraries(espalier_cuda_double PRIVATE espalier_static espalier_objects_usage espalier_warnings)
 target_link_options(espalier_cuda_double PRIVATE -Wl,--exclude-libs,ALL)
-target_compile_definitions(test_program_device PRIVATE ESP_CUDA_DOUBLE="$<TARGET_FILE:espalier_cuda_double>")
-add_dependencies(test_program_device espalier_cuda_double)
+foreach(short device quantize)
+    target_compile_definitions(test_program_${short} PRIVATE ESP_CUDA_DOUBLE="$<TARGET_FILE:espalier_cuda_double>")
+    add_dependencies(test_program_${short} espalier_cuda_double)
+endforeach()
 foreach(short spec spec_state adapter few) # drafts where memory is not the host's own
     add_test(NAME engine.${short}_device COMMAND test_engine_${short} WORKING_DIRECTORY ${CMAKE_CURRENT_SOURCE_DIR})
     set_tests_properties(engine.${short}_device PROPERTIES TIMEOUT 900 ENVIRONMENT
                          "ESPALIER_TEST_DEVICE=cuda;ESPALIER_CUDA_LIBRARY=$<TARGET_FILE:espalier_cuda_double>")
     add_dependencies(test_engine_${short} espalier_cuda_double)
 endforeach()
+set_tests_properties(quantize.device PROPERTIES ENVIRONMENT "ESPALIER_CUDA_LIBRARY=$<TARGET_FILE:espalier_cuda_double>")
+add_dependencies(test_quantize_device espalier_cuda_double)
 
 # Examples see the public header alone and are C99; each is a test on the bundled model.
 file(GLOB EXAMPLES CONFIGURE_DEPENDS examples/*.c)

@@ -36,7 +36,7 @@ endforeach()
 
 # Tests of the CPU that say the same of another device; they end with 77 where there is none.
 if(ESP_HAVE_CUDA)
-    foreach(pair state.oracle model.tiny_text engine.demo engine.spec engine.adapter engine.schemes engine.few)
+    foreach(pair state.oracle model.tiny_text engine.demo engine.spec engine.adapter engine.schemes engine.few quantize.device)
         string(REPLACE "." "_" short ${pair})
         add_test(NAME cuda.${short} COMMAND test_${short} WORKING_DIRECTORY ${CMAKE_CURRENT_SOURCE_DIR})
         set_tests_properties(cuda.${short} PROPERTIES SKIP_RETURN_CODE 77 TIMEOUT 600 ENVIRONMENT ESPALIER_TEST_DEVICE=cuda)

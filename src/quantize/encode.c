@@ -73,6 +73,90 @@ void esp_encoder_block_fed(struct esp_encoder *e, uint32_t tid, uint32_t k, enum
                           window_of(k, search), feed, &e->scratch[tid], states);
 }
 
+esp_status esp_encoder_on(struct esp_encoder *e, struct esp_dev *dev, esp_error *err)
+{
+    if (dev && !dev->ops->paths)
+        return esp_fail(err, ESP_EUNSUPPORTED, "device %s has no search for trellis codes", dev->name);
+    e->dev = dev;
+    return ESP_OK;
+}
+
+esp_status esp_encoder_try(struct esp_dev *dev, esp_error *err)
+{
+    const struct esp_paths none = {.k = 1, .window = 1, .every = 1, .n_range = 1};
+
+    return dev->ops->paths(dev, &none, err);
+}
+
+bool esp_encoder_is_on(const struct esp_encoder *e, enum esp_search search)
+{
+    return e->dev && search != ESP_SEARCH_F32;
+}
+
+esp_status esp_encoder_blocks(struct esp_encoder *e, uint32_t k, enum esp_search search, uint32_t n,
+                              const float *u, const struct esp_viterbi_feed *feed, uint16_t *states,
+                              esp_error *err)
+{
+    struct esp_paths p = {.k = k,
+                          .window = window_of(k, search),
+                          .every = ESP_VITERBI_EVERY,
+                          .cost_high = ESP_VITERBI_COST_HIGH,
+                          .n_range = e->code[k - 1]->n_range,
+                          .n = n,
+                          .u = u,
+                          .states = states};
+
+    for (uint32_t i = 0; i < p.n_range; i++) {
+        const struct esp_viterbi_code *c = &e->code[k - 1][i];
+
+        p.range[i] = (struct esp_paths_range){c->unit, c->reach, c->factor, c->n_double};
+    }
+    if (feed) {
+        p.group = feed->group;
+        p.w = feed->w;
+        p.taps = feed->taps;
+        p.ld = feed->ld;
+    }
+    return e->dev->ops->paths(e->dev, &p, err);
+}
+
+static bool has_host_memory(const struct esp_encoder *e)
+{
+    return e->dev && e->dev->ops->host_alloc;
+}
+
+void *esp_encoder_alloc(struct esp_encoder *e, size_t count, size_t size)
+{
+    size_t bytes;
+
+    if (!has_host_memory(e))
+        return esp_alloc_array(count, size);
+    return esp_mul_size(&bytes, count, size) ? e->dev->ops->host_alloc(e->dev, bytes) : NULL;
+}
+
+void esp_encoder_free(struct esp_encoder *e, void *p)
+{
+    if (has_host_memory(e))
+        e->dev->ops->host_free(e->dev, p);
+    else
+        esp_free(p);
+}
+
+static esp_status rows_on_device(struct esp_encoder *e, const struct esp_encode_rows *job, esp_error *err)
+{
+    const uint32_t per_row = job->n_col / ESP_VITERBI_STEPS;
+    const bool whole = job->ld == job->n_col && (uint64_t)per_row * job->n_row <= UINT32_MAX;
+    const uint32_t n_call = whole ? 1 : job->n_row, n = whole ? per_row * job->n_row : per_row;
+    const float *v = e->code[job->k - 1]->v;
+
+    for (size_t i = 0; i < n_call; i++)
+        ESP_TRY(esp_encoder_blocks(e, job->k, job->search, n, job->u + i * job->ld, NULL,
+                                   job->states + i * job->n_col, err));
+    for (size_t i = 0; job->values && i < (size_t)job->n_row * job->n_col; i++)
+        job->values[i] = v[job->states[i]];
+    return ESP_OK;
+}
+
 struct rows_run {
     struct esp_encoder *e;
     const struct esp_encode_rows *job;
@@ -143,6 +227,8 @@ esp_status esp_encode_rows(struct esp_encoder *e, const struct esp_encode_rows *
         return esp_fail(err, ESP_EINVAL, "%" PRIu32 " rows of %" PRIu32 " weights are too many for one call",
                         job->n_row, job->n_col);
     ESP_TRY(esp_encode_check_finite(job->u, job->n_row, job->n_col, job->ld, "trellis target", err));
+    if (esp_encoder_is_on(e, job->search))
+        return rows_on_device(e, job, err);
     run.n_task = (uint32_t)n_task;
     esp_pool_run(e->pool, run_rows, &run);
     return ESP_OK;

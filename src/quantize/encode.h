@@ -23,6 +23,7 @@
 #include "base/status.h"
 #include "kernels/kernels.h"
 
+struct esp_dev;
 struct esp_encoder;
 
 /* How the state that a block starts and ends in is found, and what costs are counted in. */
@@ -45,6 +46,15 @@ esp_status esp_encoder_create(struct esp_encoder **out, struct esp_pool *pool, e
                               esp_error *err);
 void esp_encoder_destroy(struct esp_encoder *e); /* NULL is a no-op */
 
+/*
+ * Search on dev from now on, which must outlive the encoder and is its own while a call runs; NULL: on the
+ * CPU. Paths are the same. ESP_SEARCH_F32 stays on the CPU. ESP_EUNSUPPORTED: the device has no search.
+ */
+esp_status esp_encoder_on(struct esp_encoder *e, struct esp_dev *dev, esp_error *err);
+
+/* Take the memory that a device's search needs, so that its lack is found before work begins. */
+esp_status esp_encoder_try(struct esp_dev *dev, esp_error *err);
+
 struct esp_encode_rows {
     uint32_t k; /* bits a weight, 1..8 */
     enum esp_search search;
@@ -59,7 +69,8 @@ struct esp_encode_rows {
  * Encode rows on all threads of the pool. Within each block the path obeys s[t+1] = (s[t] << k | b) & 4095,
  * also from t = 255 to t = 0. Targets beyond +-13.86 (+-3.46 for k >= 5; the code itself ends at -3.03
  * and 3.07) count as that. The mean squared error is within 0.1 % of that of an f32 two-pass search for
- * N(0,1). Errors: ESP_EINVAL for shapes; ESP_ENUMERIC for a non-finite target, naming row and column.
+ * N(0,1). A device gets rows that lie apart (ld > n_col) one by one. Errors: ESP_EINVAL for shapes;
+ * ESP_ENUMERIC for a non-finite target, naming row and column; ESP_EDEVICE and ESP_ENOMEM of a device.
  */
 esp_status esp_encode_rows(struct esp_encoder *e, const struct esp_encode_rows *job, esp_error *err);
 

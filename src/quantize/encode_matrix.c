@@ -1,12 +1,8 @@
 /*
- * Quantizing a matrix. A unit of work is some outputs (64 stored rows of axis 1, one block of 256 outputs of
- * axis 0) through all inputs, 256 at a time: what earlier inputs leave to be corrected comes from one matrix
- * product a block of inputs, what inputs of the same block leave is added as they are coded. The product sees
- * only the unit's own outputs, so units never wait for each other.
- *
- * The loss needs no second product. With r = w^ - (w + feedback) for a group Q of inputs, (E C)[:, Q] = r_Q
- * C[Q, Q], and tr(E H E^T) = |E C|^2, less what the damping added. The same run with w^ = 0 gives tr(W H
- * W^T).
+ * Quantizing a matrix: all units through all stages (encode_unit.c), each by one thread from its first input
+ * to its last; or, where a device searches, the units of a wave through a stage together, with one call of
+ * the device between one stage and the next. Products stay on the CPU, in the same calls: so bytes are the
+ * same.
  *
  * SPDX-License-Identifier: MIT
  */
@@ -14,347 +10,231 @@
 
 #include <inttypes.h>
 #include <math.h>
-#include <stdatomic.h>
-#include <string.h>
 #include <time.h>
 
 #include "base/mem.h"
-#include "quantize/blas.h"
-#include "quantize/encode_parts.h"
+#include "quantize/encode_run.h"
 #include "quantize/encode_scale.h"
 
-enum { BLOCK = ESP_TRELLIS_BLOCK, UNIT_ROWS = 64 };
-#define GUARD 4 /* targets that feedback drives this far beyond the largest weight mean that it diverges */
+#define WAVE_BYTES ((size_t)1 << 30) /* of a wave's lanes: what a device's search takes of host memory */
+#define GUARD      4 /* targets that feedback drives so far beyond the largest weight mean that it diverges */
 
-struct unit_sums {
-    double error; /* sum (w - w^)^2 */
-    double power; /* sum w^2 */
-    double loss;  /* |E C|^2 */
-};
+/* ---- on the pool's threads ---- */
 
-/* Work of one thread. A tile has lines of 256 coded weights: rows of axis 1, inputs of axis 0. */
-struct lane {
-    float *w;    /* [256][256] the tile's weights, axis 0 only (axis 1 reads them in place) */
-    float *t;    /* [256][256] feedback, then the residual r of each line */
-    float *rest; /* w - w^ of the unit: axis 1 [64][n_in], axis 0 [n_in][256] */
-};
-
-struct matrix_run {
-    struct esp_blas blas;
-    struct esp_encoder *e;
-    const struct esp_trellis_job *job;
-    const struct esp_ldlq *f;
-    size_t n_in;
-    bool feedback;
-    bool zero;  /* measure w^ = 0 instead of encoding */
-    float high; /* no |target| may pass it; infinity: no guard */
-    uint32_t n_unit;
-    struct lane *lane;      /* [n_thread] */
-    struct unit_sums *sums; /* [n_unit] */
-    uint64_t total;
-    _Atomic uint64_t done;
-    _Atomic uint32_t next;
-    _Atomic int diverged, cancelled;
-};
-
-static size_t row_bytes(const struct esp_trellis_job *job)
+static void run_units(void *arg, uint32_t tid, uint32_t n_thread)
 {
-    return (size_t)(job->opts.axis ? job->n_in : job->n_out) / 8 * job->opts.k;
+    struct esp_matrix_run *r = arg;
+    const struct esp_lane *l = &r->lane[tid];
+    const uint32_t n_stage = esp_run_stages(r);
+
+    (void)n_thread;
+    for (uint32_t i = esp_task_next(&r->next); i < r->n_unit && !esp_run_stopped(r);
+         i = esp_task_next(&r->next)) {
+        r->sums[i] = (struct esp_unit_sums){0};
+        for (uint32_t s = 0; s < n_stage && !esp_run_stopped(r); s++) {
+            const struct esp_stage st = esp_run_stage(r, s);
+
+            esp_unit_begin(r, l, i, &st);
+            if (!r->zero)
+                esp_unit_search(r, l, tid, i, &st);
+            if (!esp_run_stopped(r))
+                esp_unit_end(r, l, tid, i, &st);
+        }
+    }
 }
 
-/* Feedback inside a block needs it to lie along the inputs. */
-static bool feeds_inside(const struct matrix_run *r)
+/* ---- with a device that searches: units of a wave go through their stages together ---- */
+
+/* The lane of a unit, with the places of its lines among those of the wave. */
+static struct esp_lane lane_of(const struct esp_matrix_run *r, uint32_t unit, const struct esp_stage *st)
 {
-    return r->feedback && r->job->opts.axis == 1 && r->f->group < BLOCK;
+    const size_t lines = r->job->opts.axis ? UNIT_ROWS : st->n, at = (unit - r->unit0) * lines * BLOCK;
+    struct esp_lane l = r->lane[unit - r->unit0];
+
+    l.u = r->u + at;
+    l.own = r->own ? r->own + at : r->u;
+    l.states = r->states + at;
+    return l;
 }
 
-static void search_line(const struct matrix_run *r, uint32_t tid, size_t block, float scale, const float *w,
-                        const float *u, uint16_t *states)
+/* Leave the stage before r->stage, and get ready for that one. */
+static void advance(void *arg, uint32_t tid, uint32_t n_thread)
+{
+    struct esp_matrix_run *r = arg;
+
+    (void)n_thread;
+    for (uint32_t i = r->unit0 + esp_task_next(&r->next); i < r->unit_end && !esp_run_stopped(r);
+         i = r->unit0 + esp_task_next(&r->next)) {
+        if (r->stage == 0)
+            r->sums[i] = (struct esp_unit_sums){0};
+        if (r->stage > 0) {
+            const struct esp_stage st = esp_run_stage(r, r->stage - 1);
+            const struct esp_lane l = lane_of(r, i, &st);
+
+            esp_unit_end(r, &l, tid, i, &st);
+        }
+        if (r->stage < esp_run_stages(r) && !esp_run_stopped(r)) {
+            const struct esp_stage st = esp_run_stage(r, r->stage);
+            const struct esp_lane l = lane_of(r, i, &st);
+
+            esp_unit_begin(r, &l, i, &st);
+        }
+    }
+}
+
+static esp_status search_wave(struct esp_matrix_run *r, esp_error *err)
 {
     const struct esp_trellis_opts *o = &r->job->opts;
+    const struct esp_stage st = esp_run_stage(r, r->stage);
+    const bool inside = esp_run_feeds_inside(r);
     struct esp_viterbi_feed feed;
-    float own[BLOCK];
+    uint32_t n = 0;
 
-    if (!feeds_inside(r)) {
-        esp_encoder_block(r->e, tid, o->k, o->search, u, states);
-        return;
+    for (uint32_t i = r->unit0; i < r->unit_end; i++)
+        n += esp_run_lines(r, i, &st);
+    if (inside) {
+        feed = esp_run_feed(r, &st);
+        feed.w = r->own;
     }
-    for (size_t i = 0; i < BLOCK; i++)
-        own[i] = w[i] / scale;
-    feed = (struct esp_viterbi_feed){.w = own,
-                                     .u = u,
-                                     .taps = r->f->feed + block * BLOCK * (r->n_in + 1),
-                                     .ld = r->n_in,
-                                     .group = r->f->group};
-    esp_encoder_block_fed(r->e, tid, o->k, o->search, &feed, states);
+    return esp_encoder_blocks(r->e, o->k, o->search, n, r->u, inside ? &feed : NULL, r->states, err);
 }
 
-/* Code one line of 256 weights and leave its rest. Returns false when a target is out of bounds. */
-static bool code_line(struct matrix_run *r, uint32_t tid, size_t row, size_t block, const float *w,
-                      const float *t, float *rest)
+static esp_status run_waves(struct esp_matrix_run *r, esp_error *err)
 {
-    const struct esp_trellis_opts *o = &r->job->opts;
-    const float s = esp_f16_to_f32(r->job->scales[row]);
-    uint8_t *code = r->job->codes + row * row_bytes(r->job) + block * esp_trellis_block_bytes(o->k);
-    const float *v = r->e->code[o->k - 1]->v;
-    float u[BLOCK];
-    uint16_t states[BLOCK];
+    const uint32_t n_stage = esp_run_stages(r);
 
-    if (s == 0) {
-        memset(code, 0, esp_trellis_block_bytes(o->k));
-        memcpy(rest, w, BLOCK * sizeof *rest);
-        return true;
-    }
-    for (size_t i = 0; i < BLOCK; i++) {
-        u[i] = (r->feedback ? w[i] + t[i] : w[i]) / s;
-        if (!(fabsf(u[i]) <= r->high)) /* also when it is not a number */
-            return false;
-    }
-    search_line(r, tid, block, s, w, u, states);
-    const bool closed = esp_trellis_pack(o->k, states, code, NULL) == ESP_OK;
-
-    ESP_ASSERT(closed); /* the search returns no other path */
-    if (!closed)
-        return false;
-    for (size_t i = 0; i < BLOCK; i++)
-        rest[i] = w[i] - v[states[i]] * s;
-    return true;
-}
-
-static bool line(struct matrix_run *r, uint32_t tid, size_t row, size_t block, const float *w, const float *t,
-                 float *rest)
-{
-    if (r->zero) {
-        memcpy(rest, w, BLOCK * sizeof *rest);
-        return true;
-    }
-    return code_line(r, tid, row, block, w, t, rest);
-}
-
-static void count_line(struct unit_sums *s, const float *w, const float *rest)
-{
-    for (size_t i = 0; i < BLOCK; i++) {
-        s->error += (double)rest[i] * rest[i];
-        s->power += (double)w[i] * w[i];
-    }
-}
-
-/* t becomes r = w^ - w - t. */
-static void to_residual(float *t, const float *rest)
-{
-    for (size_t i = 0; i < BLOCK; i++)
-        t[i] = -rest[i] - t[i];
-}
-
-static double sum_squares(const float *x, size_t n)
-{
-    double sum = 0;
-
-    for (size_t i = 0; i < n; i++)
-        sum += (double)x[i] * x[i];
-    return sum;
-}
-
-static bool stopped(const struct matrix_run *r)
-{
-    return r->diverged || r->cancelled;
-}
-
-/* Thread 0 is the caller's own: it alone reports. */
-static void report(struct matrix_run *r, uint32_t tid, uint64_t n_weight)
-{
-    const struct esp_trellis_opts *o = &r->job->opts;
-    const uint64_t done = atomic_fetch_add(&r->done, n_weight) + n_weight;
-
-    if (tid == 0 && o->progress && !o->progress(o->user, done, r->total))
-        r->cancelled = 1;
-}
-
-/* ---- axis 1: lines are outputs ---- */
-
-/* |r C|^2 of n_row lines of residuals over the inputs from i0 on; uses t up. */
-static double loss_of_rows(const struct matrix_run *r, float *t, uint32_t n_row, size_t i0)
-{
-    const size_t g = r->f->group;
-
-    for (size_t q = 0; q < BLOCK; q += g)
-        r->blas.strmm(ESP_BLAS_ROWS, ESP_BLAS_RIGHT, ESP_BLAS_UPPER, ESP_BLAS_PLAIN, ESP_BLAS_NON_UNIT,
-                      (int)n_row, (int)g, 1, r->f->diag + (i0 + q) * g, (int)g, t + q, BLOCK);
-    return sum_squares(t, (size_t)n_row * BLOCK);
-}
-
-/* t [n_row][256] for the inputs from i0 on, out of the rest of inputs [j0, j0 + n). */
-static void feed_rows(const struct matrix_run *r, const struct lane *l, uint32_t n_row, size_t i0, size_t j0,
-                      size_t n)
-{
-    r->blas.sgemm(ESP_BLAS_ROWS, ESP_BLAS_PLAIN, ESP_BLAS_PLAIN, (int)n_row, BLOCK, (int)n, 1, l->rest + j0,
-                  (int)r->n_in, r->f->feed + j0 * r->n_in + i0, (int)r->n_in, 1, l->t, BLOCK);
-}
-
-static void unit_of_rows(struct matrix_run *r, uint32_t tid, uint32_t unit)
-{
-    const struct lane *l = &r->lane[tid];
-    const uint32_t row0 = unit * UNIT_ROWS, left = r->job->n_out - row0,
-                   n_row = left < UNIT_ROWS ? left : UNIT_ROWS;
-    struct unit_sums *s = &r->sums[unit];
-
-    for (size_t i0 = 0; i0 < r->n_in && !stopped(r); i0 += BLOCK) {
-        memset(l->t, 0, (size_t)n_row * BLOCK * sizeof *l->t);
-        if (r->f && i0 > 0)
-            feed_rows(r, l, n_row, i0, 0, i0);
-        for (size_t i = 0; i < n_row && !stopped(r); i++) {
-            const float *w = r->job->w + (row0 + i) * r->n_in + i0;
-            float *rest = l->rest + i * r->n_in + i0;
-
-            if (!line(r, tid, row0 + i, i0 / BLOCK, w, l->t + i * BLOCK, rest))
-                r->diverged = 1;
-            count_line(s, w, rest);
+    for (r->unit0 = 0; r->unit0 < r->n_unit; r->unit0 += r->n_wave) {
+        r->unit_end = r->n_unit - r->unit0 < r->n_wave ? r->n_unit : r->unit0 + r->n_wave;
+        for (r->stage = 0; r->stage <= n_stage; r->stage++) {
+            r->next = 0;
+            esp_pool_run(r->e->pool, advance, r);
+            if (esp_run_stopped(r))
+                return ESP_OK;
+            if (r->stage < n_stage)
+                ESP_TRY(search_wave(r, err));
         }
-        if (r->f) {
-            if (r->f->group < BLOCK)
-                feed_rows(r, l, n_row, i0, i0, BLOCK);
-            for (size_t i = 0; i < n_row; i++)
-                to_residual(l->t + i * BLOCK, l->rest + i * r->n_in + i0);
-            s->loss += loss_of_rows(r, l->t, n_row, i0);
-        }
-        report(r, tid, (uint64_t)n_row * BLOCK);
     }
-}
-
-/* ---- axis 0: lines are inputs, 256 outputs long ---- */
-
-/* |C^T r|^2 of a group of n inputs; uses t up. */
-static double loss_of_inputs(const struct matrix_run *r, float *t, size_t n, size_t i0)
-{
-    const size_t g = r->f->group;
-
-    r->blas.strmm(ESP_BLAS_ROWS, ESP_BLAS_LEFT, ESP_BLAS_UPPER, ESP_BLAS_TRANS, ESP_BLAS_NON_UNIT, (int)n,
-                  BLOCK, 1, r->f->diag + i0 * g, (int)g, t, BLOCK);
-    return sum_squares(t, n * BLOCK);
-}
-
-/* Add to t [n][256] for the inputs from i0 on, out of the rest of inputs [j0, i0). */
-static void feed_inputs(const struct matrix_run *r, const struct lane *l, float *t, size_t n, size_t i0,
-                        size_t j0)
-{
-    const float *feed = r->f->feed + j0 * r->n_in + i0, *rest = l->rest + j0 * BLOCK;
-
-    if (i0 == j0)
-        return;
-    if (n == 1)
-        r->blas.sgemv(ESP_BLAS_ROWS, ESP_BLAS_TRANS, (int)(i0 - j0), BLOCK, 1, rest, BLOCK, feed,
-                      (int)r->n_in, 1, t, 1);
-    else
-        r->blas.sgemm(ESP_BLAS_ROWS, ESP_BLAS_TRANS, ESP_BLAS_PLAIN, (int)n, BLOCK, (int)(i0 - j0), 1, feed,
-                      (int)r->n_in, rest, BLOCK, 1, t, BLOCK);
-}
-
-static void load_columns(const struct matrix_run *r, const struct lane *l, size_t out0, size_t i0, size_t n)
-{
-    for (size_t o = 0; o < BLOCK; o++)
-        for (size_t i = 0; i < n; i++)
-            l->w[i * BLOCK + o] = r->job->w[(out0 + o) * r->n_in + i0 + i];
-}
-
-/* One group of inputs inside the block of inputs that starts at i0. */
-static void group_of_inputs(struct matrix_run *r, uint32_t tid, uint32_t unit, size_t i0, size_t q, size_t n)
-{
-    const struct lane *l = &r->lane[tid];
-    float *t = l->t + q * BLOCK;
-
-    if (r->f)
-        feed_inputs(r, l, t, n, i0 + q, i0);
-    for (size_t i = 0; i < n && !stopped(r); i++) {
-        float *rest = l->rest + (r->f ? i0 + q + i : 0) * BLOCK;
-        const float *w = l->w + (q + i) * BLOCK;
-
-        if (!line(r, tid, i0 + q + i, unit, w, t + i * BLOCK, rest))
-            r->diverged = 1;
-        count_line(&r->sums[unit], w, rest);
-        to_residual(t + i * BLOCK, rest);
-    }
-    if (r->f)
-        r->sums[unit].loss += loss_of_inputs(r, t, n, i0 + q);
-}
-
-static void unit_of_columns(struct matrix_run *r, uint32_t tid, uint32_t unit)
-{
-    const struct lane *l = &r->lane[tid];
-    const size_t g = r->f ? r->f->group : BLOCK;
-
-    for (size_t i0 = 0; i0 < r->n_in && !stopped(r); i0 += BLOCK) {
-        const size_t n = r->n_in - i0 < BLOCK ? r->n_in - i0 : BLOCK;
-
-        load_columns(r, l, (size_t)unit * BLOCK, i0, n);
-        memset(l->t, 0, n * BLOCK * sizeof *l->t);
-        if (r->f)
-            feed_inputs(r, l, l->t, n, i0, 0);
-        for (size_t q = 0; q < n && !stopped(r); q += g)
-            group_of_inputs(r, tid, unit, i0, q, n - q < g ? n - q : g);
-        report(r, tid, (uint64_t)n * BLOCK);
-    }
+    return ESP_OK;
 }
 
 /* ---- the whole ---- */
 
-static void run_units(void *arg, uint32_t tid, uint32_t n_thread)
+static esp_status run_all(struct esp_matrix_run *r, struct esp_unit_sums *sum, esp_error *err)
 {
-    struct matrix_run *r = arg;
-
-    (void)n_thread;
-    for (uint32_t i = esp_task_next(&r->next); i < r->n_unit && !stopped(r); i = esp_task_next(&r->next)) {
-        r->sums[i] = (struct unit_sums){0};
-        if (r->job->opts.axis)
-            unit_of_rows(r, tid, i);
-        else
-            unit_of_columns(r, tid, i);
-    }
-}
-
-static struct unit_sums run_all(struct matrix_run *r)
-{
-    struct unit_sums sum = {0};
-
+    *sum = (struct esp_unit_sums){0};
     r->next = 0;
     r->done = 0;
     r->diverged = 0;
-    esp_pool_run(r->e->pool, run_units, r);
+    if (r->n_wave && !r->zero)
+        ESP_TRY(run_waves(r, err));
+    else
+        esp_pool_run(r->e->pool, run_units, r);
+    if (r->broken)
+        return esp_fail(err, ESP_EDEVICE,
+                        "%s: the search gave what is no path of a trellis; nothing was kept",
+                        r->e->dev ? r->e->dev->name : "cpu");
     for (uint32_t i = 0; i < r->n_unit; i++) { /* in their order, whoever made them */
-        sum.error += r->sums[i].error;
-        sum.power += r->sums[i].power;
-        sum.loss += r->sums[i].loss;
+        sum->error += r->sums[i].error;
+        sum->power += r->sums[i].power;
+        sum->loss += r->sums[i].loss;
     }
-    return sum;
+    return ESP_OK;
 }
 
-static void free_lanes(struct matrix_run *r)
+static void free_lanes(struct esp_matrix_run *r)
 {
     if (r->lane)
-        for (uint32_t i = 0; i < esp_pool_size(r->e->pool); i++)
+        for (uint32_t i = 0; i < r->n_lane; i++)
             esp_free_aligned(r->lane[i].w);
     esp_free(r->lane);
     esp_free(r->sums);
+    esp_encoder_free(r->e, r->u);
+    esp_encoder_free(r->e, r->own);
+    esp_encoder_free(r->e, r->states);
 }
 
-static esp_status alloc_lanes(struct matrix_run *r, esp_error *err)
+/* Targets, weights and states of a lane that searches by itself. */
+static size_t own_floats(size_t lines)
+{
+    return lines * BLOCK * 5 / 2;
+}
+
+/* Floats of one lane. */
+static bool lane_floats(const struct esp_matrix_run *r, size_t lines, size_t *count)
+{
+    const size_t tile = (size_t)BLOCK * BLOCK, own = r->n_wave ? 0 : own_floats(lines);
+
+    return esp_mul_size(count, r->f || r->job->opts.axis ? r->n_in : 1, lines) &&
+           esp_add_size(count, *count, 2 * tile + own);
+}
+
+/* Units that a device's wave has, within WAVE_BYTES of lanes. */
+static uint32_t wave_units(const struct esp_matrix_run *r, size_t lines)
+{
+    size_t count;
+
+    if (!lane_floats(r, lines, &count) || count > WAVE_BYTES / sizeof(float))
+        return 1;
+    count = WAVE_BYTES / sizeof(float) / count;
+    return count < r->n_unit ? (uint32_t)count : r->n_unit;
+}
+
+/* Lines of a whole wave, one behind another as a device takes them. */
+static bool alloc_wave(struct esp_matrix_run *r, size_t lines)
+{
+    size_t n;
+
+    if (!esp_mul_size(&n, r->n_wave, lines * BLOCK))
+        return false;
+    r->u = esp_encoder_alloc(r->e, n, sizeof *r->u);
+    r->states = esp_encoder_alloc(r->e, n, sizeof *r->states);
+    if (r->job->opts.axis && r->f && r->f->group < BLOCK) {
+        r->own = esp_encoder_alloc(r->e, n, sizeof *r->own);
+        if (!r->own)
+            return false;
+    }
+    return r->u && r->states;
+}
+
+/* Memory of lane number i, of `count` floats. */
+static bool alloc_lane(const struct esp_matrix_run *r, uint32_t i, size_t lines, size_t count)
+{
+    const size_t tile = (size_t)BLOCK * BLOCK;
+    struct esp_lane *l = &r->lane[i];
+    size_t bytes;
+
+    if (!esp_mul_size(&bytes, count, sizeof(float)))
+        return false;
+    l->w = esp_alloc_aligned(bytes, 64);
+    if (!l->w)
+        return false;
+    l->t = l->w + tile;
+    l->rest = l->t + tile;
+    if (r->n_wave)
+        return true;
+    l->u = l->w + count - own_floats(lines);
+    l->own = l->u + lines * BLOCK;
+    l->states = (uint16_t *)(void *)(l->own + lines * BLOCK);
+    return true;
+}
+
+static esp_status alloc_lanes(struct esp_matrix_run *r, esp_error *err)
 {
     const uint32_t n_thread = esp_pool_size(r->e->pool);
-    const size_t lines = r->job->opts.axis ? UNIT_ROWS : BLOCK, tile = (size_t)BLOCK * BLOCK;
+    const size_t lines = r->job->opts.axis ? UNIT_ROWS : BLOCK;
     size_t count;
-    bool fits = esp_mul_size(&count, r->f || r->job->opts.axis ? r->n_in : 1, lines) &&
-                esp_add_size(&count, count, 2 * tile) && esp_mul_size(&count, count, sizeof(float));
+    bool fits;
 
-    r->lane = esp_alloc_array(n_thread, sizeof *r->lane);
-    r->sums = esp_alloc_array(r->n_unit, sizeof *r->sums);
-    fits = fits && r->lane && r->sums;
-    for (uint32_t i = 0; fits && i < n_thread; i++) {
-        r->lane[i].w = esp_alloc_aligned(count, 64);
-        fits = r->lane[i].w != NULL;
-        if (fits) {
-            r->lane[i].t = r->lane[i].w + tile;
-            r->lane[i].rest = r->lane[i].t + tile;
-        }
+    if (esp_encoder_is_on(r->e, r->job->opts.search)) {
+        r->n_wave = 1;
+        r->n_wave = wave_units(r, lines);
     }
+    r->n_lane = r->n_wave > n_thread ? r->n_wave : n_thread;
+    r->lane = esp_alloc_array(r->n_lane, sizeof *r->lane);
+    r->sums = esp_alloc_array(r->n_unit, sizeof *r->sums);
+    fits = r->lane && r->sums && lane_floats(r, lines, &count) && (!r->n_wave || alloc_wave(r, lines));
+    for (uint32_t i = 0; fits && i < r->n_lane; i++)
+        fits = alloc_lane(r, i, lines, count);
     if (fits)
         return ESP_OK;
     return esp_fail(err, ESP_ENOMEM,
@@ -426,24 +306,22 @@ static double now(void)
 }
 
 /* Encode, and once more without feedback when that diverged. */
-static struct unit_sums encode_guarded(struct matrix_run *r, bool *unweighted)
+static esp_status encode_guarded(struct esp_matrix_run *r, struct esp_unit_sums *sum, bool *unweighted,
+                                 esp_error *err)
 {
-    struct unit_sums sum;
-
     r->feedback = r->f && r->job->opts.feedback == ESP_TRELLIS_FEEDBACK_ON;
     r->high = r->feedback ? highest_target(r->job) : INFINITY;
-    sum = run_all(r);
+    ESP_TRY(run_all(r, sum, err));
     *unweighted = r->diverged != 0;
-    if (*unweighted && !r->cancelled) {
-        r->feedback = false;
-        r->high = INFINITY;
-        sum = run_all(r);
-    }
-    return sum;
+    if (!*unweighted || r->cancelled)
+        return ESP_OK;
+    r->feedback = false;
+    r->high = INFINITY;
+    return run_all(r, sum, err);
 }
 
-static void fill_report(struct esp_trellis_report *out, const struct matrix_run *r,
-                        const struct unit_sums *sum)
+static void fill_report(struct esp_trellis_report *out, const struct esp_matrix_run *r,
+                        const struct esp_unit_sums *sum)
 {
     const double damping = r->f ? r->f->damping : 0;
 
@@ -455,10 +333,10 @@ static void fill_report(struct esp_trellis_report *out, const struct matrix_run 
 esp_status esp_trellis_quantize(struct esp_encoder *e, const struct esp_trellis_job *job,
                                 struct esp_trellis_report *report, esp_error *err)
 {
-    struct matrix_run r = {.e = e, .job = job, .f = job->ldlq, .n_in = job->n_in};
+    struct esp_matrix_run r = {.e = e, .job = job, .f = job->ldlq, .n_in = job->n_in};
     struct esp_trellis_report out = {0};
     const double start = now();
-    struct unit_sums sum;
+    struct esp_unit_sums sum;
     esp_status s;
 
     ESP_TRY(check_job(job, err));
@@ -471,11 +349,15 @@ esp_status esp_trellis_quantize(struct esp_encoder *e, const struct esp_trellis_
     s = esp_trellis_scales(e, job, &out.alpha, err);
     if (s != ESP_OK)
         goto done;
-    sum = encode_guarded(&r, &out.unweighted);
+    s = encode_guarded(&r, &sum, &out.unweighted, err);
+    if (s != ESP_OK)
+        goto done;
     fill_report(&out, &r, &sum);
     if (job->opts.want_power && r.f && !r.cancelled) {
         r.zero = true;
-        sum = run_all(&r);
+        s = run_all(&r, &sum, err);
+        if (s != ESP_OK)
+            goto done;
         out.power = fmax(0, sum.loss - r.f->damping * sum.power);
     }
     out.seconds = now() - start;

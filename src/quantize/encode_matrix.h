@@ -73,10 +73,11 @@ struct esp_trellis_report {
 
 /*
  * Quantize job->w. Rows of zeros, and rows too small for an f16 scale, get scale 0 and zero codes. Scratch:
- * about n_thread * max(n_in * 1 KiB, 1.5 MiB), all taken at the start. Errors: ESP_EINVAL for shapes and
- * options; ESP_ENUMERIC for a non-finite weight (with row and column) or a row whose scale passes f16;
- * ESP_ENOMEM; ESP_ECANCELLED. Outputs are written as the work proceeds: after an error their contents are not
- * defined.
+ * about n_thread * max(n_in * 1 KiB, 2 MiB), with a device up to 1 GiB instead where there are more units of
+ * outputs than threads, all taken at the start. Errors: those of a device, ESP_EDEVICE also for what is no
+ * path; ESP_EINVAL for shapes and options; ESP_ENUMERIC for a non-finite weight (with row and column) or a
+ * row whose scale passes f16; ESP_ENOMEM; ESP_ECANCELLED. Outputs are written as the work proceeds: after an
+ * error their contents are not defined.
  */
 esp_status esp_trellis_quantize(struct esp_encoder *e, const struct esp_trellis_job *job,
                                 struct esp_trellis_report *report, esp_error *err);

@@ -41,6 +41,7 @@ static void init_range(struct esp_viterbi_code *c, uint32_t k, uint32_t range)
     c->k = k;
     c->n_range = k <= 4 ? ESP_VITERBI_RANGES : 2;
     c->n_double = k <= 4 || range > 0 ? 0 : k <= 6 ? 1 : 2;
+    c->factor = factor;
     c->unit = (float)factor * ESP_TRELLIS_DIVISOR; /* a power of two times it: exact */
     c->reach = c->n_double ? 3 : INT16_MAX / c->unit;
     c->n_edge = n_edge;

@@ -53,6 +53,7 @@ struct esp_viterbi_code {
     uint32_t k;
     uint32_t n_range;  /* of this k */
     uint32_t n_double; /* how often a difference is doubled, with saturation */
+    int32_t factor;    /* integers for 1 of y */
     float unit;        /* integers for 1.0 of v */
     float reach;       /* largest |u| */
     uint32_t n_edge;   /* G */

@@ -12,6 +12,7 @@
 #include <string.h>
 
 #include "backend/cuda/plugin.h"
+#include "quantize/viterbi.h"
 
 enum { DEVICES = 2, PLANS = 16, RANK = 40 /* greatest logits of a row, unless some are equal */ };
 
@@ -145,6 +146,59 @@ static esp_status logits(struct esp_plan *p, uint32_t row, float *out, esp_error
     return ESP_OK;
 }
 
+/* ---- trellis paths by the CPU's search; what the job says of code and costs must be what that has ---- */
+
+static bool same_code(const struct esp_paths *p, const struct esp_viterbi_code *c)
+{
+    bool same =
+        p->every == ESP_VITERBI_EVERY && p->cost_high == ESP_VITERBI_COST_HIGH && p->n_range == c->n_range;
+
+    for (uint32_t i = 0; same && i < p->n_range; i++)
+        same = p->range[i].unit == c[i].unit && p->range[i].reach == c[i].reach &&
+               p->range[i].factor == c[i].factor && p->range[i].n_double == c[i].n_double;
+    return same;
+}
+
+static esp_status check_paths(const struct esp_paths *p, esp_error *err)
+{
+    if (p->k < 1 || p->k > 8)
+        return esp_fail(err, ESP_EINVAL, "the stand-in has no trellis of %u bits", p->k);
+    if (p->window < 1 || p->window > ESP_VITERBI_STEPS / 2)
+        return esp_fail(err, ESP_EINVAL, "the stand-in has no window %u", p->window);
+    if (p->group && p->group != 16 && p->group != 32 && p->group != 64 && p->group != 128)
+        return esp_fail(err, ESP_EINVAL, "the stand-in has no groups of %u", p->group);
+    return ESP_OK;
+}
+
+static esp_status paths(struct esp_dev *d, const struct esp_paths *p, esp_error *err)
+{
+    static struct esp_viterbi_code code[ESP_VITERBI_RANGES];
+    static struct esp_viterbi_scratch scratch;
+    const esp_viterbi_fn steps = esp_viterbi_steps_of(esp_cpu_best());
+
+    (void)d;
+    ESP_TRY(check_paths(p, err));
+    esp_viterbi_code_init(code, p->k);
+    if (p->n > 0 && p->n_range > 1 && !same_code(p, code))
+        return esp_fail(err, ESP_EINVAL, "the stand-in was given another code");
+    for (size_t i = 0; i < p->n; i++) {
+        const float *u = p->u + i * ESP_VITERBI_STEPS;
+        uint16_t *states = p->states + i * ESP_VITERBI_STEPS;
+
+        if (p->group)
+            esp_viterbi_block_fed(code, steps, p->window,
+                                  &(struct esp_viterbi_feed){.w = p->w + i * ESP_VITERBI_STEPS,
+                                                             .u = u,
+                                                             .taps = p->taps,
+                                                             .ld = p->ld,
+                                                             .group = p->group},
+                                  &scratch, states);
+        else
+            esp_viterbi_block(code, steps, p->window, u, &scratch, states);
+    }
+    return ESP_OK;
+}
+
 ESP_API esp_status esp_cuda_plugin(struct esp_dev **out, const struct esp_cuda_key *key, uint32_t index,
                                    esp_error *err);
 
@@ -167,6 +221,7 @@ esp_status esp_cuda_plugin(struct esp_dev **out, const struct esp_cuda_key *key,
     ops.compile = compile;
     ops.plan_free = plan_free;
     ops.run = run;
+    ops.paths = paths;
     ops.logits = few && few[0] == '0' ? NULL : logits;
     (*out)->ops = &ops;
     snprintf((*out)->name, sizeof(*out)->name, "cuda:%u (stand-in)", index);
