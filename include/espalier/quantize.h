@@ -44,11 +44,13 @@ typedef struct esp_quantize_opts {
     bool no_feedback;        /* trellis: plain search, no error feedback */
     uint32_t feedback_group; /* trellis: inputs that share feedback, a power of two up to 256. 0: 1 for codes
                                 along outputs, 32 along inputs, where the least is 16 and 256 a whole block */
-    bool resume;      /* go on with the work folder OUTPUT.work of an interrupted run of the same options */
-    bool no_eval;     /* skip perplexity and KL at the end */
-    uint64_t seed;    /* of the basis; 0: 1 */
-    uint32_t threads; /* 0: one per core */
-    uint64_t memory;  /* bytes for input statistics at once; 0: 2 GiB */
+    bool resume;        /* go on with the work folder OUTPUT.work of an interrupted run of the same options */
+    bool no_eval;       /* skip perplexity and KL at the end */
+    uint64_t seed;      /* of the basis; 0: 1 */
+    const char *device; /* that searches for trellis codes: "cpu", "cuda", "cuda:N", or "auto": the first CUDA
+                           device if one works; NULL: "cpu". The output's bytes are the same */
+    uint32_t threads;   /* 0: one per core */
+    uint64_t memory;    /* bytes for input statistics at once; 0: 2 GiB */
     esp_quantize_progress_fn progress;
     void *progress_user;
 } esp_quantize_opts;
@@ -83,6 +85,7 @@ typedef struct esp_quantize_report {
     bool compared;
     esp_comparison comparison; /* on held-out parts of the calibration text */
     double seconds;
+    char device[64]; /* that searched for trellis codes: "cuda:0 (...)", "cpu"; empty: there are none */
 } esp_quantize_report;
 
 typedef void (*esp_quantize_tensor_fn)(void *user, const esp_quantize_tensor *t);
@@ -93,7 +96,8 @@ typedef void (*esp_quantize_tensor_fn)(void *user, const esp_quantize_tensor *t)
  * call with resume goes on and ends with the same bytes. Refused before any work: an output that exists
  * (ESP_ESTATE), a work folder without resume or of other options (ESP_ESTATE), too little disk space
  * (ESP_ENOFIT), keep patterns and recipe names that match nothing (ESP_EINVAL), a source that is quantized
- * already (ESP_EUNSUPPORTED), weights that are not finite (ESP_ENUMERIC, naming the tensor).
+ * already (ESP_EUNSUPPORTED), weights that are not finite (ESP_ENUMERIC, naming the tensor), a device that is
+ * not there, has no such search or too little memory (ESP_EDEVICE, ESP_EUNSUPPORTED, ESP_ENOMEM).
  */
 ESP_API esp_status esp_quantize(const char *source, const char *output, const esp_quantize_opts *opts,
                                 esp_quantize_report *report, esp_quantize_tensor_fn visit, void *visit_user,

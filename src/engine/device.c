@@ -1,5 +1,5 @@
 /*
- * Devices by name: which word means which, what one cannot do, what it is like.
+ * The device that an engine computes on: what one cannot do, what it is like.
  *
  * SPDX-License-Identifier: MIT
  */
@@ -11,37 +11,13 @@
 
 #include "engine/kv.h"
 
-/* "cuda" or "cuda:N"; other words are refused before anything is opened. */
-static esp_status parse(const char *name, bool *cuda, uint32_t *index, esp_error *err)
-{
-    uint32_t n = 0;
-
-    *cuda = false;
-    *index = 0;
-    if (!name || strcmp(name, "cpu") == 0)
-        return ESP_OK;
-    *cuda = true;
-    if (strcmp(name, "cuda") == 0)
-        return ESP_OK;
-    if (strncmp(name, "cuda:", 5) == 0 && name[5]) {
-        size_t i = 5;
-
-        for (; name[i] >= '0' && name[i] <= '9' && n < 1000; i++)
-            n = n * 10 + (uint32_t)(name[i] - '0');
-        *index = n;
-        if (name[i] == 0)
-            return ESP_OK;
-    }
-    return esp_fail(err, ESP_EINVAL, "device \"%s\"; accepted: cpu, cuda, cuda:N", name);
-}
-
 esp_status esp_engine_device(struct esp_dev **out, const struct esp_model *m, const esp_engine_opts *o,
                              esp_error *err)
 {
     uint32_t index;
     bool cuda;
 
-    ESP_TRY(parse(o->device, &cuda, &index, err));
+    ESP_TRY(esp_engine_device_name(o->device, &cuda, &index, err));
     return cuda ? esp_cuda_open(out, index, err)
                 : esp_cpu_open_on(out, m->level, m->n_thread, m->n_batch, m->huge, m->nodes, err);
 }
@@ -76,7 +52,7 @@ esp_status esp_engine_check_device(const struct esp_model *m, const esp_engine_o
     uint32_t index;
     bool cuda;
 
-    ESP_TRY(parse(o->device, &cuda, &index, err));
+    ESP_TRY(esp_engine_device_name(o->device, &cuda, &index, err));
     return cuda ? check_cuda(m, o, err) : ESP_OK;
 }
 
@@ -137,7 +113,7 @@ esp_status esp_device_look(esp_device *out, const char *device, bool measure, es
     if (!out)
         return esp_fail(err, ESP_EINVAL, "esp_device_look needs a place for what it sees");
     *out = (esp_device){.name = "cpu"};
-    ESP_TRY(parse(device, &cuda, &index, err));
+    ESP_TRY(esp_engine_device_name(device, &cuda, &index, err));
     if (!cuda)
         return ESP_OK;
     ESP_TRY(esp_cuda_open(&d, index, err));

@@ -175,6 +175,11 @@ uint64_t esp_engine_weights(const struct esp_dev *dev, const struct esp_net *net
 
 /* What the device of the options cannot do is refused, before it is opened. */
 esp_status esp_engine_check_device(const struct esp_model *m, const esp_engine_opts *o, esp_error *err);
+/* What a name means: "cuda" and "cuda:N", or "cpu" and NULL (*cuda false). ESP_EINVAL for other words;
+ * nothing is opened. device_name.c */
+esp_status esp_engine_device_name(const char *name, bool *cuda, uint32_t *index, esp_error *err);
+/* The CUDA device of that name (cuda, cuda:N); *out NULL for cpu and NULL. device_name.c */
+esp_status esp_engine_cuda(struct esp_dev **out, const char *name, esp_error *err);
 /* The device that resolved options name. */
 esp_status esp_engine_device(struct esp_dev **out, const struct esp_model *m, const esp_engine_opts *o,
                              esp_error *err);

@@ -117,6 +117,8 @@ static void report_quantized(const esp_quantize_report *r, json_t *tensors)
                                 "folded", (int)r->folded, "quantized", (int)r->n_quantized, "kept_for_size",
                                 (int)r->n_kept_for_size, "seconds", r->seconds, "tensors", tensors);
 
+        if (r->device[0])
+            json_object_set_new(top, "device", json_string(r->device));
         if (r->compared)
             json_object_set_new(top, "comparison", comparison_json(&r->comparison));
         esp_out_json(top);
@@ -127,6 +129,8 @@ static void report_quantized(const esp_quantize_report *r, json_t *tensors)
                    esp_format_bytes(b, sizeof b, (double)r->source_bytes),
                    r->untied_bytes ? ", a head of its own takes " : "",
                    r->untied_bytes ? esp_format_bytes(c, sizeof c, (double)r->untied_bytes) : "");
+    if (r->device[0])
+        esp_out_printf("trellis codes searched on %s\n", r->device);
     if (r->n_kept_for_size)
         esp_out_printf("%u matrices kept for their size\n", r->n_kept_for_size);
     if (r->compared)
@@ -157,6 +161,7 @@ static void read_flags(const struct esp_options *o, esp_quantize_opts *q)
     q->resume = v[OPT_RESUME].on;
     q->no_eval = !v[OPT_EVAL].on;
     q->seed = (uint64_t)v[OPT_QUANT_SEED].i;
+    q->device = v[OPT_QUANT_DEVICE].s;
     q->threads = (uint32_t)v[OPT_THREADS].i;
     q->memory = v[OPT_QUANT_MEMORY].given ? v[OPT_QUANT_MEMORY].size : 0;
 }

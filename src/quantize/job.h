@@ -24,6 +24,7 @@ struct esp_quant_job {
     struct esp_plan_list plan;
     struct esp_pool *pool;
     struct esp_kernels kernels;
+    struct esp_dev *dev;         /* that searches for trellis codes; NULL: the CPU does */
     struct esp_encoder *encoder; /* NULL until a trellis tensor needs it */
     struct esp_token_lists measure, held_out;
     struct esp_progress_to progress;

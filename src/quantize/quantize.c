@@ -15,6 +15,7 @@
 #include "base/map.h"
 #include "base/mem.h"
 #include "base/pool.h"
+#include "engine/engine.h"
 #include "quantize/blas.h"
 #include "quantize/compare.h"
 #include "quantize/files.h"
@@ -66,6 +67,8 @@ static esp_status parse_scale(enum esp_trellis_scale *out, const char *name, esp
 static esp_status read_opts(struct esp_quant_job *j, esp_error *err)
 {
     const esp_quantize_opts *o = j->opts;
+    uint32_t index;
+    bool cuda;
 
     ESP_TRY(esp_method_parse(&j->method, o->method ? o->method : "gptq", err));
     if (j->method == ESP_METHOD_KEEP)
@@ -75,6 +78,8 @@ static esp_status read_opts(struct esp_quant_job *j, esp_error *err)
     j->group = o->group ? o->group : 64;
     j->seed = o->seed ? o->seed : 1;
     ESP_TRY(parse_scale(&j->scale, o->scale, err));
+    if (!o->device || strcmp(o->device, "auto") != 0)
+        ESP_TRY(esp_engine_device_name(o->device, &cuda, &index, err));
     if (o->feedback_group > 256 || (o->feedback_group & (o->feedback_group - 1)))
         return esp_fail(err, ESP_EINVAL,
                         "feedback in groups of %u inputs; powers of two up to 256 are possible",
@@ -343,6 +348,48 @@ static esp_status evaluate(struct esp_quant_job *j, esp_comparison *out, esp_err
     return s;
 }
 
+static bool has_trellis(const struct esp_quant_job *j)
+{
+    bool has = j->opts->target_bpw > 0 && j->method == ESP_METHOD_TRELLIS;
+
+    for (uint32_t i = 0; i < j->plan.n; i++)
+        has = has || j->plan.rows[i].choice.method == ESP_METHOD_TRELLIS;
+    return has;
+}
+
+/* A device that can search, with the memory that it needs for that. */
+static esp_status open_device(struct esp_dev **out, const char *name, esp_error *err)
+{
+    struct esp_dev *d;
+    esp_status s;
+
+    ESP_TRY(esp_engine_cuda(&d, name, err));
+    *out = d;
+    if (!d)
+        return ESP_OK;
+    s = d->ops->paths ? esp_encoder_try(d, err)
+                      : esp_fail(err, ESP_EUNSUPPORTED, "device %s has no search for trellis codes", d->name);
+    if (s == ESP_OK)
+        return ESP_OK;
+    d->ops->close(d);
+    *out = NULL;
+    return s;
+}
+
+/* What was named must be there now, not after the calibration; what "auto" finds is taken when it works. */
+static esp_status choose_device(struct esp_quant_job *j, esp_error *err)
+{
+    const char *name = j->opts->device;
+
+    if (!has_trellis(j))
+        return ESP_OK;
+    if (!name || strcmp(name, "auto") != 0)
+        return open_device(&j->dev, name, err);
+    if (open_device(&j->dev, "cuda", NULL) != ESP_OK)
+        j->dev = NULL;
+    return ESP_OK;
+}
+
 static void report_rows(const struct esp_quant_job *j, esp_quantize_report *rep, esp_quantize_tensor_fn visit,
                         void *user)
 {
@@ -380,6 +427,8 @@ static void report_rows(const struct esp_quant_job *j, esp_quantize_report *rep,
         rep->quantized_weights ? 8.0 * (double)rep->quantized_bytes / (double)rep->quantized_weights : 0;
     rep->bpw_all = weights ? 8.0 * (double)rep->bytes / (double)weights : 0;
     rep->folded = j->fold.on;
+    if (has_trellis(j))
+        snprintf(rep->device, sizeof rep->device, "%s", j->dev ? j->dev->name : "cpu");
 }
 
 /* Say now rather than after the calibration that a library is missing. */
@@ -405,6 +454,7 @@ static esp_status run(struct esp_quant_job *j, esp_error *err)
     ESP_TRY(open_source(j, err));
     ESP_TRY(make_plan(j, err));
     ESP_TRY(check_blas(j, err));
+    ESP_TRY(choose_device(j, err));
     if (needs_text(j) || !o->no_eval)
         ESP_TRY(esp_calibration_read(&j->measure, &j->held_out, j->model, o->calib, tokens, err));
     ESP_TRY(check_finite(j, err));
@@ -424,6 +474,8 @@ static void close_job(struct esp_quant_job *j)
 {
     esp_job_drop_statistics(j);
     esp_encoder_destroy(j->encoder);
+    if (j->dev)
+        j->dev->ops->close(j->dev);
     esp_pool_destroy(j->pool);
     esp_plan_free(&j->plan);
     esp_fold_close(&j->fold);

@@ -216,8 +216,10 @@ static esp_status code_trellis(struct esp_quant_job *j, const struct esp_choice 
     struct esp_trellis_job t = {.w = w, .n_out = n_out, .n_in = n_in};
     struct esp_trellis_report report;
 
-    if (!j->encoder)
+    if (!j->encoder) {
         ESP_TRY(esp_encoder_create(&j->encoder, j->pool, j->model->level, err));
+        ESP_TRY(esp_encoder_on(j->encoder, j->dev, err));
+    }
     ESP_TRY(factor(j, feedback_group(j, c->axis), &t.ldlq, err));
     t.opts = (struct esp_trellis_opts){.k = c->bits,
                                        .axis = c->axis,

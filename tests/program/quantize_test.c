@@ -20,6 +20,8 @@
     "--no-eval", "-t", "1", "--calib-tokens", "1024", "--trellis-scale", "fixed", "--keep",                  \
         "layers.[2-7].mlp.*=bf16", "--keep", "*attn*=bf16"
 
+static const struct run_how with = {.env = {"ESPALIER_CUDA_LIBRARY=" ESP_CUDA_DOUBLE}};
+
 static const char *in(const char *dir, const char *name)
 {
     static char path[8][1024];
@@ -60,14 +62,45 @@ static void test_interrupted(void **state)
     assert_true(r.code != 0);
     run_says(&r, "resume");
     run_free(&r);
-    r = RUN(NULL, P, "quantize", M, "-o", out, "--method", "trellis", "--resume", FAST);
+    r = RUN(&with, P, "quantize", M, "-o", out, "--method", "trellis", "--resume", "--device", "cuda:1",
+            FAST);
     run_code(&r, 0);
+    run_prints(&r, "searched on cuda:1 (stand-in)"); /* and what it did is what the CPU does */
     run_free(&r);
-    r = RUN(NULL, P, "quantize", M, "-o", plain, "--method", "trellis", FAST);
+    r = RUN(NULL, P, "quantize", M, "-o", plain, "--method", "trellis", "--device", "cpu", FAST);
     run_code(&r, 0);
+    run_prints(&r, "searched on cpu");
     run_free(&r);
     same_file(in(out, "model.safetensors"), in(plain, "model.safetensors"));
     same_file(in(out, "config.json"), in(plain, "config.json"));
+}
+
+/* A device that was named must be there before any work; no device is asked for when nothing is searched. */
+static void test_devices(void **state)
+{
+    static const struct run_how none = {.env = {"ESPALIER_CUDA_LIBRARY=/nonexistent/espalier_cuda.so"}};
+    const char *dir = test_tmpdir();
+    char out[512];
+    struct run r;
+
+    (void)state;
+    snprintf(out, sizeof out, "%s/out", dir);
+    r = RUN(&with, P, "quantize", M, "-o", out, "--method", "trellis", "--device", "cuda:2", FAST);
+    run_code(&r, 5);
+    run_says(&r, "no device 2");
+    run_free(&r);
+    r = RUN(&none, P, "quantize", M, "-o", out, "--method", "trellis", "--device", "cuda", FAST);
+    run_code(&r, 5);
+    run_says(&r, "/nonexistent/espalier_cuda.so");
+    run_free(&r);
+    r = RUN(NULL, P, "quantize", M, "-o", out, "--method", "rtn", "--device", "gpu", FAST);
+    run_code(&r, 2);
+    run_says(&r, "cpu, cuda, cuda:N");
+    run_free(&r);
+    assert_int_not_equal(access(in(dir, "out.work"), F_OK), 0);
+    r = RUN(&none, P, "quantize", M, "-o", out, "--method", "rtn", "--device", "cuda", FAST);
+    run_code(&r, 0);
+    run_free(&r);
 }
 
 static void test_calibration_texts(void **state)
@@ -151,6 +184,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_interrupted),
+        cmocka_unit_test(test_devices),
         cmocka_unit_test(test_calibration_texts),
         cmocka_unit_test(test_plan),
     };
