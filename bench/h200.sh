@@ -10,7 +10,7 @@ set -u
 cd "$(dirname "$0")/.." || exit 2
 verb=${1:-} dir=${2:-}
 [ -n "$dir" ] || { echo "usage: bench/h200.sh pack|run DIR" >&2; exit 2; }
-programs='test_cuda_ops test_cuda_open test_cuda_coded test_cuda_kv test_state_oracle test_model_tiny_text test_model_mtp test_engine_demo test_engine_spec test_engine_adapter test_engine_schemes test_engine_few bench_cuda espalier'
+programs='test_cuda_ops test_cuda_open test_cuda_coded test_cuda_kv test_state_oracle test_model_tiny_text test_model_mtp test_engine_demo test_engine_spec test_engine_adapter test_engine_schemes test_engine_few test_quantize_device bench_cuda bench_encode espalier'
 
 if [ "$verb" = pack ]; then
     cmake --preset cuda -DESPALIER_CUDA_ARCHS=90a >/dev/null || exit 1
@@ -24,6 +24,10 @@ if [ "$verb" = pack ]; then
         ldd "build/cuda/$p"
     done | sed -n 's/.*=> \(\/[^ ]*\(jansson\|pcre2\|utf8proc\|xxhash\|cmocka\|event\|edit\|seccomp\|sqlite\|bsd\|libmd\|tinfo\)[^ ]*\).*/\1/p' | sort -u | while read -r lib; do
         cp -L "$lib" "$dir/"
+    done
+    for lib in libopenblas.so.0 libgfortran.so.5 libquadmath.so.0; do # loaded by the quantizer when it is there
+        found=$(ldconfig -p | sed -n "s/.*$lib .*=> //p" | head -n 1)
+        [ -z "$found" ] || strip -o "$dir/$lib" "$found"
     done
     du -sh "$dir"
     exit 0
@@ -69,6 +73,7 @@ if [ -z "${SKIP_CHECKS:-}" ]; then # side by side: most of their time is the CPU
     check few 60 env ESPALIER_TEST_DEVICE=cuda "$dir/test_engine_few" &
     check open 20 env -u ESPALIER_CUDA_LIBRARY "$dir/test_cuda_open" &
     check coded 20 "$dir/test_cuda_coded" &
+    check encoder 60 "$dir/test_quantize_device" &
     check tiny_text 60 env ESPALIER_TEST_DEVICE=cuda "$dir/test_model_tiny_text" &
     check draft 60 env ESPALIER_TEST_DEVICE=cuda "$dir/test_model_mtp" &
     check oracle 100 env ESPALIER_TEST_DEVICE=cuda "$dir/test_state_oracle" &
@@ -93,6 +98,8 @@ if [ -n "${SANITIZE:-}" ] && command -v compute-sanitizer >/dev/null; then
     cat "$out"/memcheck.verdict "$out"/racecheck.verdict
 fi
 if [ -z "${SKIP_BENCH:-}" ]; then
+    timeout -k 5 40 "$dir/bench_encode" 2>"$out/encode.err" | tee "$out/encode.txt"
+    tail -n 2 "$out/encode.err"
     left=$((${SECONDS_IN_ALL:-285} - ($(date +%s) - begin)))
     BENCH_SECONDS=$((left - 40)) timeout -k 5 "$left" "$dir/bench_cuda" "$@" 2>"$out/bench.err" | tee "$out/bench.txt"
     grep -v 'ready after' "$out/bench.err" | tail -n 5

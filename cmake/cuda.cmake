@@ -67,3 +67,5 @@ target_link_options(espalier_cuda PRIVATE -Wl,--exclude-libs,ALL -Wl,--no-undefi
 install(TARGETS espalier_cuda LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}/espalier)
 add_executable(bench_cuda EXCLUDE_FROM_ALL bench/cuda_bench.c)
 target_link_libraries(bench_cuda PRIVATE espalier_static espalier_objects_usage)
+add_executable(bench_encode EXCLUDE_FROM_ALL bench/encode_bench.c)
+target_link_libraries(bench_encode PRIVATE espalier_static espalier_objects_usage)
