@@ -68,6 +68,7 @@ if [ -z "${SKIP_CHECKS:-}" ]; then # side by side: most of their time is the CPU
     ops trellis_cuts test_trellis_cuts &
     ops term_cuts test_term_cuts &
     ops coded_cuts test_coded_cuts &
+    ops wave_cuts test_wave_cuts &
     check kv 120 env ESPALIER_TEST_SKIP_CPU=1 "$dir/test_cuda_kv" &
     check schemes 120 env ESPALIER_TEST_DEVICE=cuda "$dir/test_engine_schemes" &
     check few 60 env ESPALIER_TEST_DEVICE=cuda "$dir/test_engine_few" &

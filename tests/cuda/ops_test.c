@@ -362,6 +362,33 @@ static void test_term_cuts(void **state)
     check_cuts("trellis3, 1 term", &s);
 }
 
+/*
+ * Gate and up of more outputs than a large device's multiprocessors take at once (142 blocks of 128), so that
+ * of 33 to 128 rows some blocks compute whole sums and others parts.
+ */
+static void test_wave_cuts(void **state)
+{
+    static const struct {
+        enum esp_format_id format;
+        uint32_t group;
+        bool two;
+    } kinds[] = {{ESP_FORMAT_AFFINE4, 64, false},
+                 {ESP_FORMAT_AFFINE4, 32, true},
+                 {ESP_FORMAT_AFFINE8, 64, false},
+                 {ESP_FORMAT_BF16, 0, false}};
+
+    (void)state;
+    for (size_t i = 0; i < sizeof kinds / sizeof kinds[0]; i++) {
+        struct small_shape s = BASE;
+        char what[64];
+
+        s.format = kinds[i].format, s.group = kinds[i].group, s.two = kinds[i].two;
+        s.act = s.two ? ESP_ACT_F32 : ESP_ACT_BF16, s.kv = ESP_KV_BF16, s.ffn = 9088;
+        snprintf(what, sizeof what, "%s of 9088, %d terms", esp_format_get(s.format)->name, s.two + 1);
+        check_cuts(what, &s);
+    }
+}
+
 /* Coded caches: the ops of kv_test in a model, fused and not. */
 static void test_coded_cuts(void **state)
 {
@@ -409,6 +436,7 @@ int main(void)
         cmocka_unit_test(test_trellis_mixed), cmocka_unit_test(test_shapes),
         cmocka_unit_test(test_cuts),          cmocka_unit_test(test_trellis_cuts),
         cmocka_unit_test(test_term_cuts),     cmocka_unit_test(test_coded_cuts),
+        cmocka_unit_test(test_wave_cuts),
     };
 
     setvbuf(stdout, NULL, _IOLBF, 0);

@@ -384,18 +384,20 @@ static __global__ void __launch_bounds__(TILED_THREADS, 1)
 #endif
 }
 
-static __global__ void add_parts(const float *parts, float *y, size_t n)
+/* Parts [part][n_row][n_out] to y: outputs from `first` on. */
+static __global__ void add_parts(const float *parts, float *y, uint32_t n_out, uint32_t first, uint32_t n_row)
 {
-    const size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
+    const uint32_t i = blockIdx.x * blockDim.x + threadIdx.x, width = n_out - first, row = i / width;
+    const size_t at = (size_t)row * n_out + first + i % width, apart = (size_t)n_row * n_out;
     float sum;
 
-    if (i >= n)
+    if (row >= n_row)
         return;
-    sum = parts[i];
+    sum = parts[at];
 #pragma unroll
     for (uint32_t p = 1; p < CU_PARTS; p++)
-        sum += parts[p * n + i];
-    y[i] = sum;
+        sum += parts[p * apart + at];
+    y[at] = sum;
 }
 
 /* ---- choosing
@@ -435,37 +437,56 @@ enum {
     FILL_BLOCKS = 96
 }; /* with fewer blocks than most of a large device's multiprocessors, parts get their own */
 
-/* Adds up what blocks of single parts left. */
-static void add_split(cudaStream_t s, const cu_linears *l, uint32_t n_row)
+/* Adds up what blocks of single parts left: those of CU_WIDE_BLOCK tiles from `first` on. */
+static void add_split(cudaStream_t s, const cu_linears *l, uint32_t n_row, uint32_t first)
 {
-    for (uint32_t i = 0; i < l->n; i++) {
-        const size_t n = (size_t)n_row * l->w[i].n_out;
+    const uint32_t from = weight_of_block(l, first);
+    uint32_t skip = (first - blocks_before(l, from)) * (CU_WIDE_BLOCK * 16); /* outputs */
+    const float *parts = l->parts;
 
-        add_parts<<<(unsigned)((n + 255) / 256), 256, 0, s>>>(
-            l->parts + (size_t)CU_PARTS * n_row * part_column(*l, i), l->y[i], n);
+    for (uint32_t i = from; i < l->n; i++, skip = 0) {
+        const uint32_t n_out = l->w[i].n_out;
+
+        if (skip < n_out)
+            add_parts<<<(unsigned)(((size_t)n_row * (n_out - skip) + 255) / 256), 256, 0, s>>>(
+                parts, l->y[i], n_out, skip, n_row);
+        parts += (size_t)CU_PARTS * n_row * n_out;
     }
 }
 
-static bool split_fits(const cu_linears *l, uint32_t n_row)
+/* Whether there is room for what add_split() adds up. */
+static bool split_fits(const cu_linears *l, uint32_t n_row, uint32_t first)
 {
-    return CU_PARTS * n_row * part_column(*l, l->n) * sizeof(float) <= l->parts_bytes;
+    const size_t columns = part_column(*l, l->n) - part_column(*l, weight_of_block(l, first));
+
+    return CU_PARTS * n_row * columns * sizeof(float) <= l->parts_bytes;
 }
 
 template <int FMT, int TERMS>
 static void launch_tiled(cudaStream_t s, const cu_linears *l, const cu_act *x, uint32_t n_row)
 {
     dim3 grid((n_row + TILED_ROWS - 1) / TILED_ROWS, count_blocks(l, TILED_TILES));
-    const bool split = grid.x * grid.y < FILL_BLOCKS && split_fits(l, n_row);
+    const bool split = grid.x * grid.y < FILL_BLOCKS && split_fits(l, n_row, 0);
 
     grid.z = split ? CU_PARTS : 1;
     tiled<FMT, TERMS><<<grid, TILED_THREADS, tiled_shared<TERMS>::bytes, s>>>(*l, *x, n_row);
     if (split)
-        add_split(s, l, n_row);
+        add_split(s, l, n_row, 0);
+}
+
+/* Whether all weights go into one launch of wide.cuh. */
+static bool one_wide(const cu_linears *l)
+{
+    for (uint32_t i = 1; i < l->n; i++)
+        if ((l->w[i].group_kb == 1) != (l->w[0].group_kb == 1))
+            return false;
+    return true;
 }
 
 /*
  * In the order of wide.h. Pairs of blocks of 128 outputs times 128 rows come in waves; parts as items of their
- * own make eight times as many short ones, and leave sums to be added.
+ * own make eight times as many short ones, and leave sums to be added. Of few rows only a last wave that
+ * would not be full comes in parts, as sums of parts are more bytes than weights.
  */
 template <class F>
 static void launch_wide(F *wide, cudaStream_t s, const cu_linears *l, const cu_act *x, uint32_t n_row)
@@ -473,11 +494,12 @@ static void launch_wide(F *wide, cudaStream_t s, const cu_linears *l, const cu_a
     const uint32_t items = (count_blocks(l, 8) + 1) / 2 * ((n_row + CU_WIDE_ROWS - 1) / CU_WIDE_ROWS);
     const uint32_t pairs = l->n_multiprocessor / 2, whole = (items + pairs - 1) / pairs * CU_PARTS,
                    cut = (items * CU_PARTS + pairs - 1) / pairs;
-    const bool split = cut + 1 < whole && split_fits(l, n_row);
+    const uint32_t first = n_row <= CU_WIDE_ROWS && one_wide(l) ? items / pairs * pairs : 0;
+    const bool split = cut + 1 < whole && split_fits(l, n_row, first * 2);
 
-    wide(s, l, x, n_row, split ? (uint32_t)CU_PARTS : 1);
+    wide(s, l, x, n_row, split ? (uint32_t)CU_PARTS : 1, first);
     if (split)
-        add_split(s, l, n_row);
+        add_split(s, l, n_row, first * 2);
 }
 
 template <int FMT, int TERMS>

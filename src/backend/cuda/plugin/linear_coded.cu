@@ -100,7 +100,7 @@ static void wide_coded(const coded_job &j, uint32_t i)
     const uint32_t items = (j.l->w[i].n_tile + 15) / 16 * ((j.n_row + CU_WIDE_ROWS - 1) / CU_WIDE_ROWS);
 
     by_values(j, i, items * 2 < j.l->n_multiprocessor, [&](const cu_linears &one, uint32_t n_split) {
-        cu_wide_values(j.s, &one, j.x, j.n_row, n_split);
+        cu_wide_values(j.s, &one, j.x, j.n_row, n_split, 0);
     });
 }
 

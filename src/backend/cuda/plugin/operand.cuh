@@ -211,6 +211,30 @@ static __host__ __device__ __forceinline__ size_t part_column(const cu_linears &
     return n;
 }
 
+static inline uint32_t blocks_of(const cu_weight *w)
+{
+    return (w->n_tile + CU_WIDE_BLOCK - 1) / CU_WIDE_BLOCK;
+}
+
+static inline uint32_t blocks_before(const cu_linears *l, uint32_t weight)
+{
+    uint32_t n = 0;
+
+    for (uint32_t i = 0; i < weight; i++)
+        n += blocks_of(&l->w[i]);
+    return n;
+}
+
+/* The weight that has block `block` of CU_WIDE_BLOCK tiles; the last where there are not so many. */
+static inline uint32_t weight_of_block(const cu_linears *l, uint32_t block)
+{
+    uint32_t i = 0;
+
+    for (; i + 1 < l->n && block >= blocks_of(&l->w[i]); i++)
+        block -= blocks_of(&l->w[i]);
+    return i;
+}
+
 /* A product with code values: the scale of an output, if outputs have one, then the power of the row. */
 static __device__ __forceinline__ float coded_result(const cu_weight &w, const cu_act &x, uint32_t o,
                                                      uint32_t tok, float sum)

@@ -23,7 +23,7 @@ enum {
     WIDE_CLUSTER = 2,
     WIDE_TEAM = 128,              /* threads of a group of warps */
     WIDE_THREADS = 3 * WIDE_TEAM, /* the one that fetches, two that multiply */
-    WIDE_TILES = 8,               /* of 16 outputs, a block */
+    WIDE_TILES = CU_WIDE_BLOCK,
     WIDE_SIDE = 16,    /* row blocks that go through the outputs together: what the L2 cache holds */
     WIDE_SCALES = 256, /* bytes of a tile's scales at most */
     WIDE_STAGES = 12
@@ -31,7 +31,8 @@ enum {
 
 struct wide_job {
     uint32_t n_item, n_block, n_pair, n_row, n_row_block;
-    uint32_t n_split; /* 1, or the parts, each an item of its own */
+    uint32_t n_whole;   /* items before those that are a part each */
+    uint32_t first_cut; /* the first weight that has some of these */
 };
 
 /* What a stage of 64 inputs holds, in bytes from its start. */
@@ -59,17 +60,18 @@ template <int FMT, int TERMS, int N> struct wide_room {
 struct wide_item {
     uint32_t which, tile0, row_block, part;
     uint32_t h0, h1, per_part; /* half quads */
-    bool stores;
+    bool stores, split;
 };
 
 static __device__ __forceinline__ wide_item wide_find(const cu_linears &l, const wide_job &job, uint32_t i,
                                                       uint32_t rank)
 {
-    const uint32_t plane = job.n_pair * job.n_row_block, side = WIDE_SIDE * job.n_pair;
+    const uint32_t cut = job.n_pair * job.n_row_block - job.n_whole, side = WIDE_SIDE * job.n_pair;
     wide_item it;
 
-    it.part = i / plane;
-    i -= it.part * plane;
+    it.split = i >= job.n_whole;
+    it.part = it.split ? (i - job.n_whole) / cut : 0;
+    i -= it.part * cut;
     const uint32_t first = i / side * WIDE_SIDE, width = min((uint32_t)WIDE_SIDE, job.n_row_block - first);
 
     i %= side;
@@ -82,21 +84,9 @@ static __device__ __forceinline__ wide_item wide_find(const cu_linears &l, const
     const uint32_t n_half = w.n_quad * 2;
 
     it.per_part = w.part_quads * 2;
-    it.h0 = job.n_split > 1 ? min(it.part * it.per_part, n_half) : 0;
-    it.h1 = job.n_split > 1 ? min(it.h0 + it.per_part, n_half) : n_half;
+    it.h0 = it.split ? min(it.part * it.per_part, n_half) : 0;
+    it.h1 = it.split ? min(it.h0 + it.per_part, n_half) : n_half;
     return it;
-}
-
-struct wide_ring {
-    uint32_t slot, phase;
-};
-
-static __device__ __forceinline__ void wide_next(wide_ring *r, uint32_t n)
-{
-    if (++r->slot == n) {
-        r->slot = 0;
-        r->phase ^= 1;
-    }
 }
 
 /*
@@ -345,8 +335,9 @@ static __device__ __forceinline__ void wide_store(const cu_linears &l, const cu_
 
     if (!it.stores || tile >= w.n_tile)
         return;
-    if (job.n_split > 1)
-        y = l.parts + (size_t)w.n_part * job.n_row * part_column(l, it.which) +
+    if (it.split)
+        y = l.parts +
+            (size_t)w.n_part * job.n_row * (part_column(l, it.which) - part_column(l, job.first_cut)) +
             (size_t)it.part * job.n_row * w.n_out;
 #pragma unroll
     for (int half = 0; half < 2; half++) {
@@ -362,7 +353,7 @@ static __device__ __forceinline__ void wide_store(const cu_linears &l, const cu_
 
             if (tok < job.n_row)
                 y[(size_t)tok * w.n_out + o] =
-                    FMT == CU_VALUES && job.n_split == 1 ? coded_result(w, x, o, tok, v) : v;
+                    FMT == CU_VALUES && !it.split ? coded_result(w, x, o, tok, v) : v;
         }
     }
 }
@@ -461,7 +452,7 @@ static __device__ __forceinline__ void wide_multiply(const cu_linears &l, const 
 
             if (done)
                 v = (GROUPED ? own[e * (2 * WIDE_TEAM)] : total[GROUPED ? 0 : e]) + v;
-            if (job.n_split == 1 && done + 1 < w.n_part)
+            if (!it.split && done + 1 < w.n_part)
                 v += 0.0f; /* empty parts, as in `few`: they turn -0 into 0 */
             part[e] = v;
         }
@@ -513,13 +504,16 @@ static __global__ void __launch_bounds__(WIDE_THREADS, 1)
 /* ---- choosing ---- */
 
 template <int FMT, int TERMS, int N, bool SMALL>
-static void wide_start(cudaStream_t s, const cu_linears *l, const cu_act *x, uint32_t n_row, uint32_t n_split)
+static void wide_start(cudaStream_t s, const cu_linears *l, const cu_act *x, uint32_t n_row, uint32_t n_split,
+                       uint32_t n_whole)
 {
     const uint32_t n_block = count_blocks(l, WIDE_TILES),
                    n_pair = (n_block + WIDE_CLUSTER - 1) / WIDE_CLUSTER,
                    n_row_block = (n_row + CU_WIDE_ROWS - 1) / CU_WIDE_ROWS,
-                   most = l->n_multiprocessor / WIDE_CLUSTER;
-    const wide_job job = {n_pair * n_row_block * n_split, n_block, n_pair, n_row, n_row_block, n_split};
+                   most = l->n_multiprocessor / WIDE_CLUSTER, n = n_pair * n_row_block,
+                   first = n_split > 1 ? n_whole : n;
+    const wide_job job = {first + (n - first) * n_split, n_block, n_pair, n_row, n_row_block, first,
+                          weight_of_block(l, first * WIDE_CLUSTER)};
     cudaLaunchAttribute cluster = {};
     cudaLaunchConfig_t c = {};
 
@@ -535,27 +529,28 @@ static void wide_start(cudaStream_t s, const cu_linears *l, const cu_act *x, uin
 }
 
 template <int FMT, bool SMALL>
-static void wide_rows(cudaStream_t s, const cu_linears *l, const cu_act *x, uint32_t n_row, uint32_t n_split)
+static void wide_rows(cudaStream_t s, const cu_linears *l, const cu_act *x, uint32_t n_row, uint32_t n_split,
+                      uint32_t n_whole)
 {
     if (x->n_term == 3)
-        wide_start<FMT, 3, 128, SMALL>(s, l, x, n_row, n_split);
+        wide_start<FMT, 3, 128, SMALL>(s, l, x, n_row, n_split, n_whole);
     else if (x->n_term == 2)
-        wide_start<FMT, 2, 128, SMALL>(s, l, x, n_row, n_split);
+        wide_start<FMT, 2, 128, SMALL>(s, l, x, n_row, n_split, n_whole);
     else if (n_row > 64)
-        wide_start<FMT, 1, 128, SMALL>(s, l, x, n_row, n_split);
+        wide_start<FMT, 1, 128, SMALL>(s, l, x, n_row, n_split, n_whole);
     else
-        wide_start<FMT, 1, 64, SMALL>(s, l, x, n_row, n_split);
+        wide_start<FMT, 1, 64, SMALL>(s, l, x, n_row, n_split, n_whole);
 }
 
 /* Weights with groups of 32 and others are not for one launch. */
 template <int FMT>
 static void wide_launch(cudaStream_t s, const cu_linears *l, const cu_act *x, uint32_t n_row,
-                        uint32_t n_split)
+                        uint32_t n_split, uint32_t n_whole)
 {
     cu_linears one = *l;
 
     if constexpr (is_dense(FMT)) {
-        wide_rows<FMT, false>(s, l, x, n_row, n_split);
+        wide_rows<FMT, false>(s, l, x, n_row, n_split, n_whole);
         return;
     }
     for (uint32_t i = 0; i < l->n;) {
@@ -567,9 +562,9 @@ static void wide_launch(cudaStream_t s, const cu_linears *l, const cu_act *x, ui
             one.y[one.n] = l->y[i];
         }
         if (small)
-            wide_rows<FMT, !is_dense(FMT)>(s, &one, x, n_row, n_split);
+            wide_rows<FMT, !is_dense(FMT)>(s, &one, x, n_row, n_split, n_whole);
         else
-            wide_rows<FMT, false>(s, &one, x, n_row, n_split);
+            wide_rows<FMT, false>(s, &one, x, n_row, n_split, n_whole);
     }
 }
 

@@ -23,6 +23,7 @@ enum {
     CU_WIDE_ROWS = 128,
     CU_WIDE_TILE = CU_WIDE_ROWS * 128, /* bytes */
     CU_WIDE_SUMS = 3 * CU_WIDE_ROWS,   /* floats of a tile */
+    CU_WIDE_BLOCK = 8,                 /* tiles of 16 outputs of a block */
     CU_WIDE_SHARED = 227 * 1024        /* bytes of shared memory that the kernels take at most */
 };
 
@@ -57,18 +58,20 @@ extern "C" {
 
 /*
  * Activations in wide order; coded weights as values (cu_expand()) of a range of tiles. n_split: 1, or n_part
- * of the weights, and then sums of parts go to l->parts, [weight][part][n_row][n_out].
+ * of the weights, and then sums of parts go to l->parts, [weight][part][n_row][n_out], counted from the first
+ * weight that has some. Not so of the first n_whole items, two blocks times CU_WIDE_ROWS rows each: their
+ * parts are added on the spot.
  */
 void cu_wide_bf16(cudaStream_t s, const struct cu_linears *l, const struct cu_act *x, uint32_t n_row,
-                  uint32_t n_split);
+                  uint32_t n_split, uint32_t n_whole);
 void cu_wide_values(cudaStream_t s, const struct cu_linears *l, const struct cu_act *x, uint32_t n_row,
-                    uint32_t n_split);
+                    uint32_t n_split, uint32_t n_whole);
 void cu_wide_q2(cudaStream_t s, const struct cu_linears *l, const struct cu_act *x, uint32_t n_row,
-                uint32_t n_split);
+                uint32_t n_split, uint32_t n_whole);
 void cu_wide_q4(cudaStream_t s, const struct cu_linears *l, const struct cu_act *x, uint32_t n_row,
-                uint32_t n_split);
+                uint32_t n_split, uint32_t n_whole);
 void cu_wide_q8(cudaStream_t s, const struct cu_linears *l, const struct cu_act *x, uint32_t n_row,
-                uint32_t n_split);
+                uint32_t n_split, uint32_t n_whole);
 cudaError_t cu_wide_setup_bf16(void);
 cudaError_t cu_wide_setup_values(void);
 cudaError_t cu_wide_setup_q2(void);

@@ -14,6 +14,19 @@
 
 /* ---- barriers and copies ---- */
 
+/* A slot of a ring of n, and the parity of its barriers. */
+struct wide_ring {
+    uint32_t slot, phase;
+};
+
+static __device__ __forceinline__ void wide_next(wide_ring *r, uint32_t n)
+{
+    if (++r->slot == n) {
+        r->slot = 0;
+        r->phase ^= 1;
+    }
+}
+
 static __device__ __forceinline__ uint32_t wide_shared(const void *p)
 {
     return (uint32_t)__cvta_generic_to_shared(p);
