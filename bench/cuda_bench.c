@@ -54,12 +54,6 @@ static esp_status matrix(void *ctx, enum esp_part part, const char *module, uint
         return esp_fail(err, ESP_ENOFIT, "more than %d shapes", MAX_MATRIX);
     if (s->other && !coded) {
         ESP_TRY(s->other->matrix(s->other->ctx, part, module, n_out, n_in, out, err));
-    } else if (s->other && strstr(module, "down_proj")) { /* stored as its transpose */
-        ESP_TRY(s->inner->matrix(s->inner->ctx, part, module, n_in, n_out, out, err));
-        out->axis = 0;
-        out->n_out = n_out;
-        out->n_in = n_in;
-        ESP_TRY(esp_weight_layout(out, module, err));
     } else {
         ESP_TRY(s->inner->matrix(s->inner->ctx, part, module, n_out, n_in, out, err));
     }
