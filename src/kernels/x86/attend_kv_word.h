@@ -77,6 +77,15 @@ V_INLINE vi kv_word_pair(const struct kv_word_lut *l, const uint8_t *a, const ui
     return _mm512_permutexvar_epi16(index, level);
 }
 
+/* What a call is about. */
+struct kv_word_job {
+    const struct kv_side *s;
+    const struct kv_tile *tile; /* weights in, sums out */
+    struct kv_word_lut lut;
+    struct kv_far far;
+    struct kv_words *w; /* the block at hand */
+};
+
 /* ---- scales ---- */
 
 /* Scales of units [u, u + 8) of positions [t, t + 8) of a block's n, 0 behind them, turned round. */
@@ -213,16 +222,17 @@ V_INLINE void kv_word_add(int n_row, int n_col, const int16_t *const *weight, ui
 }
 
 /*
- * The block's queries from r on, n_row of them of which n_live are there, to their sums. decode: words come
- * from codes in passing, and far is asked for; else they are in w->value.
+ * The block's queries from r on, n_row of them or as many as are left, to their sums. decode: words come
+ * from codes in passing, and far is asked for; else they are in the block.
  */
-V_INLINE void kv_word_tile(int bits, int n_row, int n_col, bool decode, const struct kv_side *s,
-                           const struct kv_word_lut *l, struct kv_word_part part, uint32_t r, uint32_t n_live,
-                           struct kv_far *far, struct kv_words *w, float *sums)
+V_INLINE void kv_word_tile(int bits, int n_row, int n_col, bool decode, struct kv_word_job *k,
+                           struct kv_word_part part, uint32_t r)
 {
-    const uint32_t unit = (uint32_t)(part.c / ESP_KV_GROUP), n_pair = (part.n + 1) / 2;
-    const uint8_t *row = s->rows + part.t0 * s->row_bytes + part.c / 8 * (size_t)bits;
-    const struct kv_word_lut lut = *l;
+    const struct kv_words *w = k->w;
+    const uint32_t unit = (uint32_t)(part.c / ESP_KV_GROUP), n_pair = (part.n + 1) / 2,
+                   n_live = w->n_query - r;
+    const uint8_t *row = k->s->rows + part.t0 * k->s->row_bytes + part.c / 8 * (size_t)bits;
+    const struct kv_word_lut lut = k->lut;
     const int16_t *weight[KV_WORD_ROWS];
     vi acc[KV_WORD_ROWS][KV_WORD_COLS];
 
@@ -233,13 +243,13 @@ V_INLINE void kv_word_tile(int bits, int n_row, int n_col, bool decode, const st
         for (int j = 0; j < n_col; j++)
             acc[i][j] = vi_zero();
     }
-    for (uint32_t p = 0; p < n_pair; p++, row += 2 * s->row_bytes) {
+    for (uint32_t p = 0; p < n_pair; p++, row += 2 * k->s->row_bytes) {
         vi value[KV_WORD_COLS];
 
         if (decode) {
-            kv_far_go(far);
-            kv_far_go(far);
-            kv_word_decode(bits, n_col, s, lut, w->scale[unit], row, p, part.n, value);
+            kv_far_go(&k->far);
+            kv_far_go(&k->far);
+            kv_word_decode(bits, n_col, k->s, lut, w->scale[unit], row, p, part.n, value);
         } else {
             V_UNROLL
             for (int j = 0; j < n_col; j++)
@@ -253,7 +263,8 @@ V_INLINE void kv_word_tile(int bits, int n_row, int n_col, bool decode, const st
             break;
         V_UNROLL
         for (int j = 0; j < n_col; j++) {
-            float *y = sums + (size_t)w->query[r + (uint32_t)i] * ESP_HEAD_MAX + part.c + (size_t)j * VW;
+            float *y =
+                k->tile->acc + (size_t)w->query[r + (uint32_t)i] * ESP_HEAD_MAX + part.c + (size_t)j * VW;
             const vf one = vf_set1(w->step[r + (uint32_t)i] * w->top[unit + (uint32_t)(j / KV_UNIT)]);
 
             vf_store(y, vf_fma(vf_from_i(acc[i][j]), one, vf_load(y)));
@@ -262,51 +273,46 @@ V_INLINE void kv_word_tile(int bits, int n_row, int n_col, bool decode, const st
 }
 
 /* Columns of a block, of all its queries; constant: bits, n_col. */
-V_INLINE void kv_word_columns(int bits, int n_col, const struct kv_side *s, const struct kv_word_lut *l,
-                              struct kv_word_part part, struct kv_far *far, struct kv_words *w, float *sums)
+V_INLINE void kv_word_columns(int bits, int n_col, struct kv_word_job *k, struct kv_word_part part)
 {
-    const uint8_t *row = s->rows + part.t0 * s->row_bytes + part.c / 8 * (size_t)bits;
-    const uint16_t *scale = w->scale[part.c / ESP_KV_GROUP];
+    const uint8_t *row = k->s->rows + part.t0 * k->s->row_bytes + part.c / 8 * (size_t)bits;
+    struct kv_words *w = k->w;
 
     if (w->n_query == 1) {
-        kv_word_tile(bits, 1, n_col, true, s, l, part, 0, 1, far, w, sums);
+        kv_word_tile(bits, 1, n_col, true, k, part, 0);
         return;
     }
     if (w->n_query <= KV_WORD_ROWS) {
-        kv_word_tile(bits, KV_WORD_ROWS, n_col, true, s, l, part, 0, w->n_query, far, w, sums);
+        kv_word_tile(bits, KV_WORD_ROWS, n_col, true, k, part, 0);
         return;
     }
-    for (uint32_t p = 0; 2 * p < part.n; p++, row += 2 * s->row_bytes) {
+    for (uint32_t p = 0; 2 * p < part.n; p++, row += 2 * k->s->row_bytes) {
         vi value[KV_WORD_COLS];
 
-        kv_word_decode(bits, n_col, s, *l, scale, row, p, part.n, value);
+        kv_word_decode(bits, n_col, k->s, k->lut, w->scale[part.c / ESP_KV_GROUP], row, p, part.n, value);
         V_UNROLL
         for (int j = 0; j < n_col; j++)
             w->value[j][p] = value[j];
     }
-    for (uint32_t r = 0; r < w->n_query; r += KV_WORD_ROWS) {
-        const uint32_t left = w->n_query - r, live = left < KV_WORD_ROWS ? left : KV_WORD_ROWS;
-
-        kv_word_tile(bits, KV_WORD_ROWS, n_col, false, s, l, part, r, live, far, w, sums);
-    }
+    for (uint32_t r = 0; r < w->n_query; r += KV_WORD_ROWS)
+        kv_word_tile(bits, KV_WORD_ROWS, n_col, false, k, part, r);
 }
 
-/* Positions [t, t + n) for the queries that w names. */
-V_INLINE void kv_word_block(int bits, const struct kv_side *s, const struct kv_word_lut *l, uint32_t t,
-                            uint32_t n, const struct kv_tile *tile, struct kv_far *far, struct kv_words *w)
+/* Positions [t, t + n) for the queries that the block names. */
+V_INLINE void kv_word_block(int bits, struct kv_word_job *k, uint32_t t, uint32_t n)
 {
     const size_t wide = KV_WORD_COLS * VW;
 
-    kv_word_scales(s, l->top, t, n, w);
-    for (uint32_t i = 0; i < w->n_query; i++)
-        kv_word_weights(tile->weight + (size_t)w->query[i] * ESP_SPAN + t, n, i, w);
-    for (size_t c = 0; c < s->dim; c += wide) {
+    kv_word_scales(k->s, k->lut.top, t, n, k->w);
+    for (uint32_t i = 0; i < k->w->n_query; i++)
+        kv_word_weights(k->tile->weight + (size_t)k->w->query[i] * ESP_SPAN + t, n, i, k->w);
+    for (size_t c = 0; c < k->s->dim; c += wide) {
         const struct kv_word_part part = {c, t, n};
 
-        if (s->dim - c >= wide)
-            kv_word_columns(bits, KV_WORD_COLS, s, l, part, far, w, tile->acc);
+        if (k->s->dim - c >= wide)
+            kv_word_columns(bits, KV_WORD_COLS, k, part);
         else
-            kv_word_columns(bits, KV_UNIT, s, l, part, far, w, tile->acc);
+            kv_word_columns(bits, KV_UNIT, k, part);
     }
 }
 
@@ -331,33 +337,31 @@ static uint32_t kv_word_share(const uint32_t *n_visible, uint32_t n_query, uint3
     return n;
 }
 
-/* The tile's sums, which are zero, of positions [0, n_visible) of each query, at most n_pos. */
-V_INLINE void kv_word_bits(int bits, const struct kv_side *s, const struct kv_side *next,
-                           const uint32_t *n_visible, uint32_t n_query, uint32_t n_pos,
-                           const struct kv_tile *tile)
+/* The tile's sums, which are zero, of positions [0, n_visible) of each query of a, at most n_pos. */
+V_INLINE void kv_word_bits(int bits, const struct esp_attend *a, const struct kv_side *s,
+                           const struct kv_side *next, const struct kv_tile *tile, uint32_t n_pos)
 {
-    const struct kv_word_lut lut = kv_word_lut_make(bits, s->levels);
     struct kv_words w;
+    struct kv_word_job k = {.s = s, .tile = tile, .lut = kv_word_lut_make(bits, s->levels), .w = &w};
 
     for (uint32_t t = 0; t < n_pos; t += KV_WORD_BLOCK) {
-        struct kv_far far = kv_far_next(next, s, t, (s->dim + KV_WORD_COLS * VW - 1) / (KV_WORD_COLS * VW));
         bool done[KV_WORD_MOST] = {false};
 
-        for (uint32_t n; (n = kv_word_share(n_visible, n_query, t, done, &w)) != 0;)
-            kv_word_block(bits, s, &lut, t, n, tile, &far, &w);
+        k.far = kv_far_next(next, s, t, (s->dim + KV_WORD_COLS * VW - 1) / (KV_WORD_COLS * VW));
+        for (uint32_t n; (n = kv_word_share(a->n_visible, a->n_query, t, done, &w)) != 0;)
+            kv_word_block(bits, &k, t, n);
     }
 }
 
-static void kv_word_values(enum kv_raw raw, const struct kv_side *s, const struct kv_side *next,
-                           const uint32_t *n_visible, uint32_t n_query, uint32_t n_pos,
-                           const struct kv_tile *tile)
+static void kv_word_values(enum kv_raw raw, const struct esp_attend *a, const struct kv_side *s,
+                           const struct kv_side *next, const struct kv_tile *tile, uint32_t n_pos)
 {
     if (raw == KV_RAW_2)
-        kv_word_bits(2, s, next, n_visible, n_query, n_pos, tile);
+        kv_word_bits(2, a, s, next, tile, n_pos);
     else if (raw == KV_RAW_3)
-        kv_word_bits(3, s, next, n_visible, n_query, n_pos, tile);
+        kv_word_bits(3, a, s, next, tile, n_pos);
     else
-        kv_word_bits(4, s, next, n_visible, n_query, n_pos, tile);
+        kv_word_bits(4, a, s, next, tile, n_pos);
 }
 
 #endif
