@@ -7,6 +7,8 @@
  */
 #include "support/support.h"
 
+#include "support/net.h"
+
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -231,6 +233,7 @@ int main(void)
     esp_error err;
     int failed;
 
+    test_need_device();
     if (esp_model_open(&model, test_path("models/demo"), &(esp_model_opts){.threads = 2}, &err) != ESP_OK ||
         esp_adapter_open(&caps, model, test_path("models/demo-lora-caps"), &err) != ESP_OK) {
         fprintf(stderr, "%s\n", err.message);

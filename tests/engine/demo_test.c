@@ -14,6 +14,7 @@
 
 #include "espalier/espalier.h"
 #include "io/safetensors.h"
+#include "support/net.h"
 #include "support/npy.h"
 
 static esp_model *model;
@@ -27,13 +28,8 @@ static esp_engine *open_engine(const char *act, const char *kv)
         .context = 1024, .max_seqs = 2, .act = act, .kv = kv, .device = getenv("ESPALIER_TEST_DEVICE")};
     esp_engine *g;
     esp_error err;
-    esp_status s = esp_engine_open(&g, model, &o, &err);
 
-    if (o.device && s == ESP_EDEVICE) {
-        fprintf(stderr, "skipped: %s\n", err.message);
-        exit(77);
-    }
-    test_ok(s, &err);
+    test_ok(esp_engine_open(&g, model, &o, &err), &err);
     return g;
 }
 
@@ -212,6 +208,7 @@ int main(void)
     esp_error err;
     int failed;
 
+    test_need_device();
     if (esp_model_open(&model, test_path("models/demo"), &(esp_model_opts){.threads = 2}, &err) != ESP_OK) {
         fprintf(stderr, "%s\n", err.message);
         return 1;

@@ -7,6 +7,7 @@
  * SPDX-License-Identifier: MIT
  */
 #include "support/drafts.h"
+#include "support/net.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -110,6 +111,7 @@ int main(void)
         fprintf(stderr, "skipped: ESPALIER_TEST_DEVICE is not set\n");
         return 77;
     }
+    test_need_device();
     test_drafts_open(24);
     failed = cmocka_run_group_tests(tests, NULL, NULL);
     test_drafts_close();

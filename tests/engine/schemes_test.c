@@ -10,6 +10,7 @@
  * SPDX-License-Identifier: MIT
  */
 #include "support/drafts.h"
+#include "support/net.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -372,6 +373,7 @@ int main(void)
     esp_error err;
     int failed;
 
+    test_need_device();
     if (getenv("ESPALIER_TEST_FILTER"))
         cmocka_set_test_filter(getenv("ESPALIER_TEST_FILTER"));
     for (uint32_t i = 0; i < 2; i++) {

@@ -7,6 +7,7 @@
  * SPDX-License-Identifier: MIT
  */
 #include "support/drafts.h"
+#include "support/net.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -176,6 +177,7 @@ int main(void)
                                        cmocka_unit_test(test_right)};
     int failed;
 
+    test_need_device();
     test_drafts_open(TEST_SLOW ? 16 : 40);
     failed = cmocka_run_group_tests(tests, NULL, NULL);
     test_drafts.keep = (esp_engine_opts){.kv = "turbo:k8v4", .kv_start = 45, .state = "q8"};

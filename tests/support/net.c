@@ -44,6 +44,16 @@ void test_device(struct esp_dev **out, const struct test_net_opts *o)
     test_ok(s, &err);
 }
 
+void test_need_device(void)
+{
+    struct esp_dev *d;
+
+    if (!getenv("ESPALIER_TEST_DEVICE"))
+        return;
+    test_device(&d, &(struct test_net_opts){0});
+    d->ops->close(d);
+}
+
 void test_net_open(struct test_net *t, struct test_net_opts o)
 {
     struct esp_plan_opts p = {.act = o.act,

@@ -40,6 +40,8 @@ struct test_net_opts {
 /* Open o's device; where a CUDA device is asked for and there is none, the program ends with 77 (skipped) and
  * says why. */
 void test_device(struct esp_dev **out, const struct test_net_opts *o);
+/* The same for tests of the engine, which opens devices itself: first thing of main(). */
+void test_need_device(void);
 /* Fails the test when anything goes wrong. */
 void test_net_open(struct test_net *t, struct test_net_opts o);
 void test_net_close(struct test_net *t);
