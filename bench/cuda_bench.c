@@ -20,7 +20,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
+
+#include "bench.h"
 
 #include "formats/trellis.h"
 #include "model/net.h"
@@ -82,22 +83,6 @@ struct bench {
     struct esp_few *few; /* [MAX_SEQ]; NULL: steps bring whole rows of logits */
     double copy_gbs;     /* read plus written */
 };
-
-static double now(void)
-{
-    struct timespec t;
-
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
-static void need(esp_status s, const esp_error *err)
-{
-    if (s == ESP_OK)
-        return;
-    fprintf(stderr, "%s: %s\n", esp_status_name(s), err->message);
-    exit(s == ESP_EDEVICE ? 77 : 1);
-}
 
 /* One step of n tokens for each of n_seq sequences with the last logits of each. */
 static void step(struct bench *b, uint32_t n_seq, uint32_t n)

@@ -16,7 +16,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
+
+#include "bench.h"
 
 #include "base/rng.h"
 #include "quantize/encode_matrix.h"
@@ -32,22 +33,6 @@ struct bench {
     uint16_t *states;
     float *taps;
 };
-
-static double now(void)
-{
-    struct timespec t;
-
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
-static void need(esp_status s, const esp_error *err)
-{
-    if (s == ESP_OK)
-        return;
-    fprintf(stderr, "%s: %s\n", esp_status_name(s), err->message);
-    exit(s == ESP_EDEVICE ? 77 : 1);
-}
 
 static int ascending(const void *a, const void *b)
 {

@@ -17,7 +17,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
+
+#include "bench.h"
 
 #include "base/mem.h"
 #include "kernels/kernels.h"
@@ -38,14 +39,6 @@ struct worker {
     uint32_t tid;
     float sink; /* keeps results alive */
 };
-
-static double now(void)
-{
-    struct timespec t;
-
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
 
 /* One row of rounded noise, encoded: sane scales; then copied everywhere with codes of its own. */
 static void fill(struct cache *c)

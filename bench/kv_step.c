@@ -15,7 +15,8 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
-#include <time.h>
+
+#include "bench.h"
 
 #include "engine/engine.h"
 #include "state/state.h"
@@ -30,14 +31,6 @@ struct way {
     esp_memory_plan plan;
     double s[MAX_ROUND];
 };
-
-static double now(void)
-{
-    struct timespec t;
-
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
 
 /* A sequence of n positions that nobody ran; its pages and slots are touched. */
 static esp_status filled(struct esp_state **out, struct esp_state_pools *p, uint32_t n, uint32_t context,

@@ -289,16 +289,14 @@ struct kv_span {
     struct kv_tile tile;
 };
 
-#if KV_INT_KEYS
+#if KV_INT
 #include "kernels/x86/attend_kv_int.h"
 #include "kernels/x86/attend_kv_word.h"
-#endif
 
 /* Scores of all queries with positions [0, n_pos) to the tile's weights, of keys whose codes are multiplied
  * as they are; false: these become floats. */
 static bool kv_scores_int(const struct kv_span *s, uint32_t n_pos)
 {
-#if KV_INT_KEYS
     const struct esp_attend *a = s->a;
 
     if (s->k_raw != KV_RAW_S8 || !a->int8_query)
@@ -307,18 +305,12 @@ static bool kv_scores_int(const struct kv_span *s, uint32_t n_pos)
         kv_int_query(a->q + r * a->ldq, a->head_dim, s->tile.acc + r * ESP_HEAD_MAX);
     kv_int_scores(&s->k, &s->v, s->tile.acc, a->n_query, n_pos, s->tile.weight);
     return true;
-#else
-    (void)s;
-    (void)n_pos;
-    return false;
-#endif
 }
 
 /* Sums of values over what each query sees, at most [0, n_pos), of values that can be words; false: they
  * become floats. */
 static bool kv_values_int(const struct kv_span *s, uint32_t n_pos)
 {
-#if KV_INT_KEYS
     const struct esp_attend *a = s->a;
 
     if (s->v_raw != KV_RAW_2 && s->v_raw != KV_RAW_3 && s->v_raw != KV_RAW_4)
@@ -327,12 +319,17 @@ static bool kv_values_int(const struct kv_span *s, uint32_t n_pos)
         return false;
     kv_word_values(s->v_raw, a, &s->v, &s->next, &s->tile, n_pos);
     return true;
+}
 #else
+static bool kv_floats_only(const struct kv_span *s, uint32_t n_pos)
+{
     (void)s;
     (void)n_pos;
     return false;
-#endif
 }
+#define kv_scores_int kv_floats_only
+#define kv_values_int kv_floats_only
+#endif
 
 /* Sums over the positions of one query, and of tiles: functions of their own, since each holds every code
  * width. */

@@ -17,6 +17,10 @@ enum {
     KV_MANY_BLOCK = 8192   /* floats of a block: 32 positions of heads of 256 */
 };
 
+#if KV_INT
+_Static_assert((int)KV_WORD_MOST >= (int)KV_MANY_MOST, "a call's queries have their places");
+#endif
+
 /* ---- decoding ---- */
 
 /* Rows [t0, t1) of s, whose scales are there, to out[t1 - t0][dim]; raw and biased are constants. */

@@ -16,7 +16,7 @@ enum {
     KV_WORD_PAIRS = KV_WORD_BLOCK / 2,
     KV_WORD_ROWS = 4,   /* queries of a tile */
     KV_WORD_COLS = 4,   /* vectors of columns that are words at a time: two units */
-    KV_WORD_MOST = 128, /* queries of a call */
+    KV_WORD_MOST = 128, /* queries of a call, those of KV_MANY_MOST at most */
     KV_WORD_UNITS = ESP_KV_HEAD_MAX / ESP_KV_GROUP,
 };
 

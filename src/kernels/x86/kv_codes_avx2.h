@@ -9,7 +9,7 @@
 
 #include "kernels/x86/kv_codes.h"
 
-#define KV_INT_KEYS 0 /* whether attend_kv_int.h is there for keys of 8 bits */
+#define KV_INT 0 /* whether integers can be multiplied: attend_kv_int.h, attend_kv_word.h */
 
 struct kv_lut {
     vi at, shift; /* 5 and 6 bits: byte of each code in its 64 bits; all: its lowest bit in what is shifted */

@@ -10,7 +10,7 @@
 
 #include "kernels/x86/kv_codes.h"
 
-#define KV_INT_KEYS 1 /* whether attend_kv_int.h is there for keys of 8 bits */
+#define KV_INT 1 /* whether integers can be multiplied: attend_kv_int.h, attend_kv_word.h */
 
 struct kv_lut {
     vi at, shift; /* byte of each code in its 128 bits, and bit in that byte */
